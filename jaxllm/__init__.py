@@ -1,0 +1,31 @@
+"""jaxllm: an LLM serving engine in JAX. Importing it imports nothing else (and never jax)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxllm.engine.async_engine import AsyncEngine
+    from jaxllm.llm import LLM
+    from jaxllm.types.outputs import CompletionOutput, RequestOutput
+    from jaxllm.types.sampling import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "jaxllm.llm",
+    "AsyncEngine": "jaxllm.engine.async_engine",
+    "CompletionOutput": "jaxllm.types.outputs",
+    "RequestOutput": "jaxllm.types.outputs",
+    "SamplingParams": "jaxllm.types.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'jaxllm' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,50 @@
+"""Every error that jaxllm raises on purpose.
+
+    JaxLLMError
+    ├── ConfigError        a flag, a config file or an environment variable is wrong
+    ├── UnsupportedModel   the checkpoint is sound, but no family here runs it
+    ├── WeightsError       a checkpoint file is broken, or lacks or adds a tensor
+    ├── RequestError       one request is wrong; the engine is unharmed
+    ├── CapacityError      sound, but more than this engine can hold now
+    └── EngineDead         the device loop stopped; only a restart helps
+
+A message names the field, the value that was given and what would be accepted.
+"""
+
+from __future__ import annotations
+
+
+class JaxLLMError(Exception):
+    """Root of the tree. Its text is safe to show to a user."""
+
+
+class ConfigError(JaxLLMError):
+    """A flag, a configuration file or an environment variable is wrong (exit code 2)."""
+
+
+class UnsupportedModel(JaxLLMError):
+    """No model family here runs this checkpoint."""
+
+
+class WeightsError(JaxLLMError):
+    """A checkpoint file is broken, hostile, or does not hold the tensors the model needs."""
+
+
+class RequestError(JaxLLMError):
+    """One request is wrong (HTTP 400, or 404 for `code="model_not_found"`).
+
+    `param` is the offending field as the user spelled it; `code` is OpenAI's error code.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class CapacityError(JaxLLMError):
+    """Sound, but more than this engine can hold now (HTTP 503, or exit code 1 at start-up)."""
+
+
+class EngineDead(JaxLLMError):
+    """The device loop stopped, froze or died (HTTP 503); only a restart helps."""

@@ -1,0 +1,1 @@
+"""Building blocks of models: pure functions and small flax.nnx modules over ragged token rows."""

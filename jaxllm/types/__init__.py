@@ -1,0 +1,1 @@
+"""Plain data that every room speaks: no behaviour beyond validation, no jax."""

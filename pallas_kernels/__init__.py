@@ -1,0 +1,1 @@
+"""Kernels for LLM serving that stand alone: jax and numpy are all they need."""
