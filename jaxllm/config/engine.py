@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
+from jaxllm.config.fields import check_settings, setting
+from jaxllm.config.model import ModelConfig
+from jaxllm.errors import ConfigError
 
-def _flag(default: object, help: str, *aliases: str) -> object:
-    """A field with its help text and its alternative spellings on the command line."""
-    return field(default=default, metadata={"help": help, "aliases": aliases})
+Backend = Literal["cpu", "gpu", "tpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """KV memory. `page_size` None: the backend's default (CPU 16, GPU 64, TPU 128)."""
+    """KV memory."""
 
-    page_size: int = 16
+    page_size: int = 16  # tokens
     num_pages: int | None = None  # fixed number of pages, the null page included; tests need it
     memory_bytes: int | None = None  # KV budget; None: from the memory plan
     memory_utilization: float = 0.92  # of an accelerator's memory, for everything
@@ -35,11 +37,229 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    served_model_names: tuple[str, ...] = ()
-    chat_template: str | None = None
-    shutdown_timeout_s: float = 30.0
-    max_body_bytes: int = 32 * 2**20
-    uvicorn_log_level: str = "info"
+    """The HTTP front end.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range.
+    """
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one")
+    api_keys: tuple[str, ...] = setting((), "keys of which a request must carry one; none: open", "api-key")
+    served_model_names: tuple[str, ...] = setting((), "names the model answers to", "served-model-name")
+    chat_template: str | None = setting(None, "Jinja chat template, a file or the text itself")
+    shutdown_timeout_s: float = setting(30.0, "seconds running requests get to end", "shutdown-timeout")
+    max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
+    uvicorn_log_level: str = setting("info", "log level of the HTTP server")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        _in_range(self, "port", 0, 65535)
+        _in_range(self, "shutdown_timeout_s", 0)
+        _in_range(self, "max_body_bytes", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """Every engine setting, under the name of its flag (`max_model_len` is `--max-model-len`).
+
+    None means: chosen for the model and the device by `to_parts`.
+
+    Raises:
+        ConfigError: a value has the wrong type, is out of range, or is not served yet.
+    """
+
+    model: str | None = setting(None, "folder, .gguf file, Hub id or alias; default smollm2-135m")
+    tokenizer: str | None = setting(None, "folder or .gguf file of the tokenizer; default: the model's")
+    served_model_name: tuple[str, ...] = setting((), "names the model answers to in the API")
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = setting(
+        "auto", "of weights and activations; auto: float32 on CPU, else the checkpoint's 16-bit type"
+    )
+    load_format: Literal["auto", "dummy"] = setting("auto", "dummy: random weights, for measurements")
+    seed: int = setting(0, "of everything that is drawn")
+    generation_config: str = setting(
+        "auto", "sampling defaults: auto (the checkpoint's), vllm (none), or a folder with generation_config.json"
+    )
+    chat_template: str | None = setting(None, "Jinja chat template, a file or the text itself")
+
+    max_model_len: int | None = setting(None, "longest prompt and output together, tokens", human=True)
+    max_num_seqs: int | None = setting(None, "requests running at once", human=True)
+    max_num_batched_tokens: int | None = setting(None, "tokens computed in one step", human=True)
+    enable_chunked_prefill: bool = setting(True, "compute long prompts piece by piece")
+    scheduling_policy: str = setting("fcfs", "who runs first: a name or package.module:Class")
+    async_scheduling: bool = setting(True, "plan the next step while one runs")
+    max_num_queued_reqs: int | None = setting(None, "refuse requests beyond this many, waiting and running")
+
+    page_size: int | None = setting(None, "tokens in a page of KV memory, a power of two", "block-size")
+    num_pages: int | None = setting(
+        None, "fixed number of KV pages, the null page included", "num-gpu-blocks-override", human=True
+    )
+    kv_cache_memory_bytes: int | None = setting(None, "bytes of KV memory on a device", human=True)
+    gpu_memory_utilization: float = setting(
+        0.92, "share of an accelerator's memory for everything", "memory-utilization"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "auto: as dtype")
+    enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
+
+    attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
+    executor: str = setting("device", "device, or scripted:FILE.json for a stand-in without a model")
+    compilation_cache_dir: str | None = setting(None, "compiled programs; default under the cache folder")
+    watchdog_s: float = setting(120.0, "a step longer than this ends the engine, seconds", "watchdog")
+
+    max_logprobs: int = setting(20, "most log probabilities a request may ask for", served=False)
+    quantization: str | None = setting(None, "quantise weights at load", served=False)
+    tensor_parallel_size: int = setting(1, "devices one model is split over", "tp", served=False)
+    data_parallel_size: int = setting(1, "copies of the model", "dp", served=False)
+    enable_lora: bool = setting(False, "serve LoRA adapters", served=False)
+    lora_modules: tuple[str, ...] = setting((), "adapters, NAME=FOLDER", served=False)
+    speculative_config: str | None = setting(None, "draft tokens, JSON", served=False)
+    tool_call_parser: str | None = setting(None, "dialect of tool calls", served=False)
+    reasoning_parser: str | None = setting(None, "dialect of reasoning", served=False)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "kv_cache_memory_bytes"):
+            _in_range(self, name, 1)
+        _in_range(self, "max_model_len", 1, hint="; fitting it to the memory (auto, -1) is not served yet")
+        _in_range(self, "num_pages", 2, hint=": one is the null page")
+        _in_range(self, "seed", 0, 2**63 - 1)
+        _check_page_size(self.page_size)
+        _check_shares(self)
+        _check_executor(self.executor)
+
+    @property
+    def scripted_file(self) -> str | None:
+        """The script of the stand-in executor; None when a model runs."""
+        return self.executor.removeprefix("scripted:") if self.executor.startswith("scripted:") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigParts:
+    """What the rooms receive, all choices made."""
+
+    dtype: str
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    page_size: int  # tokens; what the backend's attention kernel reads best
+    num_batched_tokens: int
+    num_seqs: int
+
+
+_DEFAULTS: dict[str, _Defaults] = {
+    "cpu": _Defaults(page_size=16, num_batched_tokens=512, num_seqs=64),
+    "gpu": _Defaults(page_size=64, num_batched_tokens=8192, num_seqs=256),
+    "tpu": _Defaults(page_size=128, num_batched_tokens=2048, num_seqs=256),
+}
+_LONGEST_WITHOUT_MODEL = 8192  # a scripted executor has no model to ask
+
+
+def to_parts(args: EngineArgs, model: ModelConfig | None, backend: Backend) -> ConfigParts:
+    """Resolve each None and "auto" for a model and a backend. `model` is None for a scripted executor.
+
+    Raises:
+        ConfigError: two settings, or a setting and the model, contradict each other.
+    """
+    dtype = resolve_dtype(args, model, backend)
+    return ConfigParts(
+        dtype=dtype,
+        cache=resolve_cache(args, dtype, backend),
+        scheduler=resolve_scheduler(args, model, backend),
+    )
+
+
+def resolve_dtype(args: EngineArgs, model: ModelConfig | None, backend: Backend) -> str:
+    """Type of weights and activations.
+
+    A CPU computes 16-bit types slower than float32. An accelerator takes the checkpoint's 16-bit
+    type, and bfloat16 for a float32 checkpoint; a TPU has no float16 units.
+    """
+    named = {"float": "float32", "half": "float16"}.get(args.dtype, args.dtype)
+    if named != "auto":
+        return named
+    if backend == "cpu" or model is None:
+        return "float32"
+    return "float16" if backend == "gpu" and model.dtype == "float16" else "bfloat16"
+
+
+def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig:
+    return CacheConfig(
+        page_size=args.page_size or _DEFAULTS[backend].page_size,
+        num_pages=args.num_pages,
+        memory_bytes=args.kv_cache_memory_bytes,
+        memory_utilization=args.gpu_memory_utilization,
+        enable_prefix_caching=args.enable_prefix_caching,
+        dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+    )
+
+
+def resolve_scheduler(args: EngineArgs, model: ModelConfig | None, backend: Backend) -> SchedulerConfig:
+    """Limits of the scheduler.
+
+    Raises:
+        ConfigError: max_model_len is above the model's, or the token budget of a step is too small.
+    """
+    longest = model.max_positions if model else _LONGEST_WITHOUT_MODEL
+    max_model_len = args.max_model_len or longest
+    if model and max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len={max_model_len} is above what the model was made for; accepted: 1 to {longest}"
+        )
+    budget, num_seqs = _step_limits(args, max_model_len, _DEFAULTS[backend])
+    return SchedulerConfig(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        policy=args.scheduling_policy,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        async_scheduling=args.async_scheduling,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+    )
+
+
+def _step_limits(args: EngineArgs, max_model_len: int, defaults: _Defaults) -> tuple[int, int]:
+    """(tokens in a step, requests at once): every running request must get its token in a step."""
+    floor = 1 if args.enable_chunked_prefill else max_model_len
+    given = args.max_num_batched_tokens
+    num_seqs = args.max_num_seqs or min(defaults.num_seqs, given or defaults.num_seqs)
+    budget = given or max(defaults.num_batched_tokens, num_seqs, floor)
+    if budget < num_seqs:
+        raise ConfigError(f"max_num_batched_tokens={budget} is below max_num_seqs={num_seqs}; accepted: at least that")
+    if budget < floor:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is below max_model_len={max_model_len} with "
+            "enable_chunked_prefill=False; accepted: at least that, or chunked prefill"
+        )
+    return budget, num_seqs
+
+
+def _in_range(config: object, name: str, low: float, high: float = float("inf"), *, hint: str = "") -> None:
+    value = getattr(config, name)
+    if value is None or low <= value <= high:
+        return
+    upper = "" if high == float("inf") else f", at most {high}"
+    raise ConfigError(f"{name}={value!r} is out of range; accepted: at least {low}{upper}{hint}")
+
+
+def _check_page_size(page_size: int | None) -> None:
+    if page_size is not None and (not 1 <= page_size <= 1024 or page_size & (page_size - 1)):
+        raise ConfigError(f"page_size={page_size} is out of range; accepted: a power of two from 1 to 1024")
+
+
+def _check_shares(args: EngineArgs) -> None:
+    if not 0 < args.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"gpu_memory_utilization={args.gpu_memory_utilization} is out of range; accepted: above 0, at most 1"
+        )
+    if not args.watchdog_s > 0:
+        raise ConfigError(f"watchdog_s={args.watchdog_s} is out of range; accepted: above 0")
+
+
+def _check_executor(executor: str) -> None:
+    if executor != "device" and not executor.removeprefix("scripted:"):
+        raise ConfigError("executor='scripted:' names no file; accepted: device, scripted:FILE.json")
+    if executor != "device" and not executor.startswith("scripted:"):
+        raise ConfigError(f"executor={executor!r} is unknown; accepted: device, scripted:FILE.json")
