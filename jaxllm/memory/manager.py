@@ -1,0 +1,165 @@
+"""The scheduler's only door to memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jaxllm.memory.group import rules_for
+from jaxllm.memory.page_pool import NULL_PAGE, PagePool
+from jaxllm.memory.plan import KVCachePlan
+from jaxllm.memory.prefix import PageHasher
+from jaxllm.types.request import Request
+
+NewPages = tuple[tuple[tuple[int, int], ...], ...]  # by group: (index in the page table, page id)
+
+
+@dataclass(slots=True)
+class _Record:
+    """What the manager keeps of a request. Token ids never change, so digests outlive a preemption."""
+
+    digests: list[bytes] = field(default_factory=list[bytes])
+    num_indexed: int = 0  # of the pages held now, how many are found by digest; they are the first
+
+
+class KVManager:
+    """Gives pages to requests and finds cached prefixes. Mutable; owned by the scheduler.
+
+    Each KV group has its own pool of `plan.num_pages` pages; a request grows in all groups or in
+    none. Only full pages of confirmed tokens are indexed, and a hit leaves at least one token to
+    compute, since its logits are wanted: a fully cached prompt of whole pages gives up its last one.
+    """
+
+    def __init__(self, plan: KVCachePlan, *, enable_prefix_caching: bool) -> None:
+        self.page_size = plan.page_size
+        self.num_pages = plan.num_pages
+        self.capacity_tokens = plan.capacity_tokens  # most tokens one request can have in pages
+        self._caching = enable_prefix_caching
+        self._rules = tuple(rules_for(group.spec) for group in plan.groups)
+        self._pools = tuple(PagePool(plan.num_pages) for _ in plan.groups)
+        self._hasher = PageHasher(plan.page_size)
+        self._records: dict[Request, _Record] = {}
+        self._no_pages: NewPages = tuple(() for _ in plan.groups)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that can be given out in every group: free and cached ones."""
+        return min(pool.num_free for pool in self._pools)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that requests hold, 0 to 1."""
+        return 1.0 - self.num_free_pages / (self.num_pages - 1)
+
+    def match_prefix(self, request: Request) -> int:
+        """Tokens whose KV is cached: whole pages, at most num_tokens - 1. Gives out nothing."""
+        return len(self._hits(request)[0]) * self.page_size
+
+    def can_fit(self, request: Request, num_tokens: int) -> bool:
+        """Whether the request could hold `num_tokens` tokens now.
+
+        Pages it would find cached need not be taken; those without a holder stop being free.
+        """
+        held = request.pages or self._hits(request)
+        for rules, pool, pages in zip(self._rules, self._pools, held, strict=True):
+            num_unfree = 0 if request.pages else sum(pool.num_refs(page) == 0 for page in pages)
+            if rules.num_pages(num_tokens) - len(pages) > pool.num_free - num_unfree:
+                return False
+        return True
+
+    def adopt_prefix(self, request: Request) -> int:
+        """Start a request: take references on its cached prefix, and return its number of tokens."""
+        if request.pages:
+            raise RuntimeError(f"request {request.request_id} holds pages already")
+        hits = self._hits(request)
+        for pool, pages in zip(self._pools, hits, strict=True):
+            pool.share(pages)
+        request.pages = hits
+        self._record(request).num_indexed = len(hits[0])
+        request.num_cached = request.num_computed = len(hits[0]) * self.page_size
+        return request.num_cached
+
+    def grow(self, request: Request, num_tokens: int) -> NewPages | None:
+        """Make room for `num_tokens` tokens in all; None, and no change, if pages are short."""
+        if not request.pages:
+            request.pages = [[] for _ in self._pools]
+            self._record(request)
+        missing = [
+            rules.num_pages(num_tokens) - len(pages) for rules, pages in zip(self._rules, request.pages, strict=True)
+        ]
+        if max(missing) <= 0:
+            return self._no_pages
+        if any(num > pool.num_free for num, pool in zip(missing, self._pools, strict=True)):
+            return None
+        return tuple(
+            _append(pool, pages, num) for num, pool, pages in zip(missing, self._pools, request.pages, strict=True)
+        )
+
+    def commit(self, request: Request) -> None:
+        """Let the pages filled up to `num_computed` be found. Their tokens must be confirmed."""
+        if not self._caching:
+            return
+        num_full = request.num_computed // self.page_size
+        record = self._record(request)
+        if record.num_indexed >= num_full:
+            return
+        self._hasher.extend(request, record.digests, num_full)
+        for pool, pages in zip(self._pools, request.pages, strict=True):
+            for index in range(record.num_indexed, num_full):
+                pool.index(pages[index], record.digests[index])
+        record.num_indexed = num_full
+
+    def release(self, request: Request) -> None:
+        """Give all pages back, the tail to be evicted first. Committed ones stay matchable."""
+        for pool, pages in zip(self._pools, request.pages, strict=False):
+            pool.release(pages)
+        request.pages = []
+        if request.is_finished:
+            self._records.pop(request, None)
+        elif request in self._records:
+            self._records[request].num_indexed = 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached page. Refused (False) while a request holds pages."""
+        if any(pool.num_free != pool.num_pages - 1 for pool in self._pools):
+            return False
+        for pool in self._pools:
+            pool.evict(range(NULL_PAGE + 1, pool.num_pages))
+        return True
+
+    def check(self) -> None:
+        """Raise RuntimeError unless every page is in one state and held by exactly who counts for it."""
+        for group, pool in enumerate(self._pools):
+            pool.check()
+            holders = Counter(page for request in self._records if request.pages for page in request.pages[group])
+            for page in range(pool.num_pages):
+                if holders[page] != pool.num_refs(page):
+                    raise RuntimeError(
+                        f"page {page} of group {group} counts {pool.num_refs(page)} holders "
+                        f"and is in the page tables of {holders[page]}"
+                    )
+
+    def _record(self, request: Request) -> _Record:
+        record = self._records.get(request)
+        if record is None:
+            record = self._records[request] = _Record()
+        return record
+
+    def _hits(self, request: Request) -> list[list[int]]:
+        """Pages by group of the longest prefix that every group has cached."""
+        if not self._caching or request.params.skip_reading_prefix_cache or request.params.prompt_logprobs is not None:
+            return [[] for _ in self._pools]
+        num_pages = (request.num_tokens - 1) // self.page_size
+        digests = self._record(request).digests
+        self._hasher.extend(request, digests, num_pages)
+        usable = digests[:num_pages]
+        hits = [rules.longest_hit(usable, pool) for rules, pool in zip(self._rules, self._pools, strict=True)]
+        shortest = min(map(len, hits))
+        return [pages[:shortest] for pages in hits]
+
+
+def _append(pool: PagePool, pages: list[int], num: int) -> tuple[tuple[int, int], ...]:
+    taken = pool.take(max(num, 0)) or ()
+    first = len(pages)
+    pages.extend(taken)
+    return tuple(enumerate(taken, first))

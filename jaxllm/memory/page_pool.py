@@ -1,0 +1,132 @@
+"""Which pages are free, cached or held, and what can be found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxllm.errors import CapacityError
+from jaxllm.memory.free_list import FreeList
+
+NULL_PAGE = 0
+
+
+class PagePool:
+    """The pages of one KV group. Mutable; owned by `KVManager` alone.
+
+    A page is in exactly one state:
+
+        null     page 0: padding is written there, nobody is ever given it
+        free     no holder, in the free list, nothing to find in it
+        cached   no holder, in the free list, found by its digest until it is taken
+        held     one holder or more, not in the free list, found by its digest or not
+
+    Two pages may have the same digest (two requests computed the same tokens at once). They are
+    not merged, since page tables only grow; the one indexed first is found first.
+    """
+
+    __slots__ = ("_digests", "_free", "_index", "_refs")
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise CapacityError(f"num_pages={num_pages} leaves no page to give out; accepted: at least 2")
+        self._free = FreeList(num_pages)
+        self._refs = [0] * num_pages
+        self._digests: list[bytes | None] = [None] * num_pages
+        self._index: dict[bytes, list[int]] = {}
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in all, the null page included."""
+        return len(self._refs)
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `take` could give out: free and cached ones."""
+        return len(self._free)
+
+    def num_refs(self, page: int) -> int:
+        return self._refs[page]
+
+    def eviction_order(self) -> tuple[int, ...]:
+        """Pages without a holder, first to be taken first. O(pages), for tests and reports."""
+        return tuple(self._free)
+
+    def take(self, num_pages: int) -> list[int] | None:
+        """Give out pages with one reference each; None, and no change, if there are too few."""
+        if num_pages > len(self._free):
+            return None
+        pages = [self._free.pop_front() for _ in range(num_pages)]
+        for page in pages:
+            self._forget(page)
+            self._refs[page] = 1
+        return pages
+
+    def share(self, page_ids: Iterable[int]) -> None:
+        """Add a reference to pages that hold something: a prefix hit."""
+        for page in page_ids:
+            if self._refs[page] == 0:
+                if self._digests[page] is None:
+                    raise RuntimeError(f"page {page} is free or null: it holds nothing to share")
+                self._free.remove(page)
+            self._refs[page] += 1
+
+    def release(self, page_ids: Sequence[int]) -> None:
+        """Drop one reference each. `page_ids` is head first.
+
+        The tail goes back first and so is evicted first: a prefix without its tail is of use, a
+        tail without its head is not. Pages that nobody can find are taken before any cached one.
+        """
+        for page in reversed(page_ids):
+            if self._refs[page] <= 0:
+                raise RuntimeError(f"page {page} was released more often than it was given out")
+            self._refs[page] -= 1
+            if self._refs[page] > 0:
+                continue
+            if self._digests[page] is None:
+                self._free.push_front(page)
+            else:
+                self._free.push_back(page)
+
+    def index(self, page: int, digest: bytes) -> None:
+        """Let a held page be found by the digest of what it holds."""
+        if self._refs[page] == 0 or self._digests[page] is not None:
+            raise RuntimeError(f"page {page} cannot be indexed: it has no holder, or is indexed already")
+        self._digests[page] = digest
+        self._index.setdefault(digest, []).append(page)
+
+    def find(self, digest: bytes) -> int | None:
+        pages = self._index.get(digest)
+        return pages[0] if pages else None
+
+    def evict(self, page_ids: Iterable[int]) -> None:
+        """Forget what pages hold. Holders keep them; nobody finds them any more."""
+        for page in page_ids:
+            self._forget(page)
+
+    def check(self) -> None:
+        """Raise RuntimeError, naming the page, unless every page is in exactly one state. O(pages)."""
+        self._free.check()
+        if self._refs[NULL_PAGE] or self._digests[NULL_PAGE] is not None:
+            raise RuntimeError("the null page 0 was given out or indexed")
+        for page in range(1, self.num_pages):
+            refs, is_free = self._refs[page], page in self._free
+            if refs < 0 or (refs > 0) == is_free:
+                where = "in" if is_free else "not in"
+                raise RuntimeError(f"page {page} has {refs} holders and is {where} the free list")
+            digest = self._digests[page]
+            if digest is not None and page not in self._index.get(digest, ()):
+                raise RuntimeError(f"page {page} has a digest, but the index does not lead to it")
+        num_found = sum(map(len, self._index.values()))
+        num_digests = sum(digest is not None for digest in self._digests)
+        if num_found != num_digests or not all(self._index.values()):
+            raise RuntimeError(f"the index leads to {num_found} pages, and {num_digests} have a digest")
+
+    def _forget(self, page: int) -> None:
+        digest = self._digests[page]
+        if digest is None:
+            return
+        self._digests[page] = None
+        pages = self._index[digest]
+        pages.remove(page)
+        if not pages:
+            del self._index[digest]

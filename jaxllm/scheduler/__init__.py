@@ -1,0 +1,1 @@
+"""Who runs, and how many tokens each: pure decisions, no arrays on a device, no clock of its own."""

@@ -1,0 +1,1 @@
+"""Scheduling policies that come with the package, one file each."""

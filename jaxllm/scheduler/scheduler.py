@@ -1,0 +1,327 @@
+"""Who runs in the next step, and what its result means for each request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxllm.config.engine import SchedulerConfig
+from jaxllm.errors import CapacityError, ConfigError, EngineDead, RequestError
+from jaxllm.memory.manager import KVManager
+from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
+from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
+from jaxllm.scheduler.step_plan import Piece, StepPlan
+from jaxllm.scheduler.stop import Stop, StopRules
+from jaxllm.types.request import FinishReason, Request, RequestStatus
+from jaxllm.types.step import SchedulerOutput, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """Tokens that a collected step added to a request, which may have finished with them."""
+
+    request: Request
+    new_ids: tuple[int, ...]
+
+
+class Scheduler:
+    """Plans steps and takes in their results. Mutable; owned by the engine core's thread.
+
+    `schedule` may be called again while steps it planned are uncollected; `update` is called once a
+    step, in the order of planning, as the device runs them. That order is what makes early reuse safe:
+    pages of a preempted request are given away at once, because a later step cannot write them
+    before an earlier one has read them.
+
+    A request that ends (a late stop, an abort) while a step in flight still holds a piece of it keeps
+    its pages and slot until that step is collected, and what that piece sampled is dropped. Its id
+    is in `finished` of the first plan after that.
+
+    A sequence never outgrows the pool: once pages of the whole pool are full it ends with
+    FinishReason.LENGTH, as at max_model_len. So any request fits alone, and none waits for ever.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, policy: SchedulingPolicy, stop: StopRules) -> None:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < stop.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens={config.max_num_batched_tokens} is too small without chunked prefill; "
+                f"accepted: at least max_model_len={stop.max_model_len}, or enable_chunked_prefill"
+            )
+        self.requests: dict[str, Request] = {}  # all that are not finished
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # tokens of requests at their first admission,
+        self.prefix_hits = 0  # and those of them found cached
+        self._config = config
+        self._kv = kv
+        self._policy = policy
+        # The last token of a sequence is sampled but needs no page.
+        self._stop = StopRules(stop.eos_ids, min(stop.max_model_len, kv.capacity_tokens + 1))
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []  # in order of admission
+        self._slots = FreeSlots(config.max_num_seqs)
+        self._in_flight: deque[tuple[int, tuple[Piece, ...]]] = deque()
+        self._next_step_id = 0
+        self._preempted: list[str] = []  # since the last plan
+        self._finished: list[str] = []
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether anything is left to do: requests that wait or run, or steps to collect."""
+        return bool(self.requests or self._in_flight)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: its id is in use, or its prompt is empty or leaves no room for a token.
+            CapacityError: the queue is full, or the prompt is larger than all of KV memory.
+        """
+        self._check_room(request)
+        self.requests[request.request_id] = request
+        self._waiting.push_back(request)
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[Request]:
+        """End requests at whatever stage they are; ids that are unknown or finished are ignored."""
+        aborted = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
+        for request in aborted:
+            self._finish(request, Stop(reason))
+        return aborted
+
+    def schedule(self, now_s: float) -> SchedulerOutput | None:
+        """Decide one step; None if no request can be given a token now.
+
+        Running requests come first, in order of admission; then waiting ones, unless somebody was
+        preempted: what is short of memory admits nobody. O(running requests).
+        """
+        plan = StepPlan(self._kv, self._token_budget(now_s))
+        try:
+            num_preemptions = self.num_preemptions
+            self._give_running(plan, now_s)
+            if self.num_preemptions == num_preemptions:
+                self._admit_waiting(plan, now_s)
+        except Exception:
+            self._undo(plan)
+            raise
+        return self._seal(plan) if plan.pieces else None
+
+    def update(self, plan: SchedulerOutput, output: StepOutput) -> list[RequestUpdate]:
+        """Take in a collected step; steps come in the order in which they were planned.
+
+        Raises:
+            EngineDead: the executor answered for another step, or not with one token for each row
+                that samples.
+        """
+        if not self._in_flight or not self._in_flight[0][0] == plan.step_id == output.step_id:
+            expected = self._in_flight[0][0] if self._in_flight else None
+            raise EngineDead(f"step {expected} is next to collect; got step {plan.step_id}, output {output.step_id}")
+        _, pieces = self._in_flight.popleft()
+        updates: list[RequestUpdate] = []
+        for piece in pieces:
+            new_ids = self._collect(piece, output)
+            if new_ids:
+                updates.append(RequestUpdate(piece.request, new_ids))
+        return updates
+
+    # Planning
+
+    def _token_budget(self, now_s: float) -> int:
+        budget = self._policy.token_budget(self._view(now_s))
+        return max(0, min(budget, self._config.max_num_batched_tokens))
+
+    def _give_running(self, plan: StepPlan, now_s: float) -> None:
+        for request in tuple(self._running):
+            if plan.budget == 0:
+                return
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for one before it
+            num_tokens = min(self._num_wanted(request), plan.budget)
+            if num_tokens > 0 and not self._give(request, num_tokens, plan, now_s):
+                return
+
+    def _num_wanted(self, request: Request) -> int:
+        """Tokens that the request could compute; 0 if those in flight bring it to its full length."""
+        num_promised = len(request.prompt_ids) + len(request.output_ids) + request.num_pending
+        if num_promised >= self._stop.max_tokens(request):
+            return 0
+        return num_promised - request.num_computed - request.num_in_flight
+
+    def _give(self, request: Request, num_tokens: int, plan: StepPlan, now_s: float) -> bool:
+        """Add a piece, at the cost of others if need be; False if the request itself had to yield."""
+        while not plan.add(request, num_tokens):
+            victim = self._policy.victim(self._view(now_s), request)
+            if victim.status is not RequestStatus.RUNNING or self.requests.get(victim.request_id) is not victim:
+                raise ConfigError(
+                    f"policy={type(self._policy).__name__} chose victim {victim.request_id!r}; "
+                    f"accepted: one of the running requests"
+                )
+            self._preempt(victim, plan)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        """Take all memory from a running request; it will be computed again from its known tokens.
+
+        Pieces in flight stay valid as far as their samples go, and will be appended when collected;
+        the new epoch says that what they wrote to memory no longer counts.
+        """
+        plan.withdraw(victim)
+        self._free_slot(victim)
+        self._running.remove(victim)
+        self._waiting.push_front(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed = victim.num_cached = victim.num_in_flight = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._preempted.append(victim.request_id)
+
+    def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
+        if not self._waiting or not self._slots or plan.budget == 0:
+            return
+        admitted: list[Request] = []
+        try:
+            for request in self._policy.order(self._view(now_s)):
+                if request not in self._waiting or request.status is RequestStatus.RUNNING:
+                    continue  # not one to choose, or chosen twice
+                if not self._policy.admit(request, self._view(now_s)):
+                    continue
+                if not self._admit(request, plan):
+                    break
+                admitted.append(request)
+                if not self._slots or plan.budget == 0:
+                    break
+        finally:
+            self._waiting.remove(admitted)  # not earlier: the policy may be reading the queue
+
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Start a request if its whole sequence fits now; its first piece may be smaller."""
+        if request.num_pending > 0:
+            return False  # its turn, but tokens sampled before its preemption are not here yet
+        if not self._config.enable_chunked_prefill:
+            num_wanted = request.num_tokens - self._kv.match_prefix(request)
+            if num_wanted > plan.budget:
+                return False
+        if not self._kv.can_fit(request, request.num_tokens):
+            return False
+        num_cached = self._kv.adopt_prefix(request)
+        if not plan.add(request, min(request.num_tokens - num_cached, plan.budget), is_new=True):
+            plan.withdraw(request)
+            return False
+        if request.num_preemptions == 0:
+            self.prefix_queries += request.num_tokens
+            self.prefix_hits += num_cached
+        request.slot = self._slots.take()
+        request.status = RequestStatus.RUNNING
+        self._running.append(request)
+        return True
+
+    def _seal(self, plan: StepPlan) -> SchedulerOutput:
+        step_id = self._next_step_id
+        sealed = plan.seal(step_id, preempted=self._preempted, finished=self._finished)
+        self._in_flight.append((step_id, tuple(plan.pieces)))
+        self._next_step_id += 1
+        self._preempted = []
+        self._finished = []
+        return sealed
+
+    def _undo(self, plan: StepPlan) -> None:
+        """Leave a step half decided: who had a piece of it starts again, so no page table is half sent."""
+        for piece in reversed(tuple(plan.pieces)):
+            self._preempt(piece.request, plan)
+
+    def _view(self, now_s: float) -> SchedulerView:
+        return SchedulerView(
+            now_s=now_s,
+            waiting=self._waiting.view(),
+            running=tuple(self._running),
+            free_pages=self._kv.num_free_pages,
+            page_size=self._kv.page_size,
+            token_cap=self._config.max_num_batched_tokens,
+            cached_prefix=self._kv.match_prefix,
+        )
+
+    # Results
+
+    def _collect(self, piece: Piece, output: StepOutput) -> tuple[int, ...]:
+        request = piece.request
+        new_ids = self._sampled(piece, output) if piece.samples else ()
+        holds_memory = piece.epoch == request.num_preemptions
+        if holds_memory:
+            request.num_in_flight -= piece.num_tokens
+            # A finished request may have computed tokens that were dropped, and so are not known.
+            request.num_computed = min(request.num_computed + piece.num_tokens, request.num_tokens)
+            self._kv.commit(request)
+        request.output_ids.extend(new_ids)
+        if new_ids:
+            stop = self._stop.check(request)
+            if stop is not None:
+                self._finish(request, stop)
+        elif request.is_finished and holds_memory and request.num_in_flight == 0:
+            self._free(request)
+        return new_ids
+
+    def _sampled(self, piece: Piece, output: StepOutput) -> tuple[int, ...]:
+        """The token of a row that samples; none if the request ended meanwhile."""
+        request = piece.request
+        tokens = output.tokens.get(request.request_id, ())
+        if len(tokens) != 1:
+            raise EngineDead(
+                f"step {output.step_id} answered {tokens!r} for request {request.request_id}; accepted: one token"
+            )
+        request.num_pending -= 1
+        return () if request.is_finished else tokens
+
+    def _finish(self, request: Request, stop: Stop) -> None:
+        del self.requests[request.request_id]
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove((request,))
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = stop.reason
+        request.stop_reason = stop.stop_id
+        if request.num_in_flight == 0:
+            self._free(request)
+
+    def _free(self, request: Request) -> None:
+        """Give back what a finished request held, and tell the executor, if it ever knew it."""
+        self._kv.release(request)
+        if request.slot is not None or request.num_preemptions > 0:
+            self._finished.append(request.request_id)
+        self._free_slot(request)
+
+    def _free_slot(self, request: Request) -> None:
+        if request.slot is not None:
+            self._slots.give_back(request.slot)
+            request.slot = None
+
+    def _check_room(self, request: Request) -> None:
+        num_prompt, max_len = request.num_prompt_tokens, self._stop.max_model_len
+        if request.request_id in self.requests:
+            raise RequestError(
+                f"request_id={request.request_id!r} is in use; accepted: an id of no unfinished request",
+                param="request_id",
+            )
+        if num_prompt == 0:
+            raise RequestError("the prompt has 0 tokens; accepted: at least 1", param="prompt")
+        if num_prompt > self._kv.capacity_tokens:
+            raise CapacityError(
+                f"the prompt has {num_prompt} tokens and KV memory holds {self._kv.capacity_tokens} in all"
+            )
+        if num_prompt >= max_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens; accepted: at most {max_len - 1}, to leave room for one "
+                f"of max_model_len={max_len}",
+                param="prompt",
+            )
+        limit = self._config.max_num_queued_reqs
+        if limit is not None and self.num_waiting >= limit:
+            raise CapacityError(f"{self.num_waiting} requests wait; accepted: at most max_num_queued_reqs={limit}")
