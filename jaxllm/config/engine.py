@@ -48,7 +48,9 @@ class ServerConfig:
     api_keys: tuple[str, ...] = setting((), "keys of which a request must carry one; none: open", "api-key")
     served_model_names: tuple[str, ...] = setting((), "names the model answers to", "served-model-name")
     chat_template: str | None = setting(None, "Jinja chat template, a file or the text itself")
+    metrics_need_key: bool = setting(False, "ask for an API key at /metrics too")
     shutdown_timeout_s: float = setting(30.0, "seconds running requests get to end", "shutdown-timeout")
+    engine_dead_grace_s: float = setting(10.0, "seconds a server whose engine died answers 503 before it exits")
     max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
     uvicorn_log_level: str = setting("info", "log level of the HTTP server")
 
@@ -56,6 +58,7 @@ class ServerConfig:
         check_settings(self)
         _in_range(self, "port", 0, 65535)
         _in_range(self, "shutdown_timeout_s", 0)
+        _in_range(self, "engine_dead_grace_s", 0)
         _in_range(self, "max_body_bytes", 1)
 
 
