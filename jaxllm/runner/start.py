@@ -1,0 +1,229 @@
+"""From a model and a checkpoint to a Runner that is ready: weights, memory plan, programs, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxllm.config.engine import CacheConfig, SchedulerConfig
+from jaxllm.memory.spec import pages_for
+from jaxllm.runner.batch_builder import BatchBuilder
+from jaxllm.runner.buckets import Buckets, build_buckets
+from jaxllm.runner.kv_buffers import DeviceShapes, allocate
+from jaxllm.runner.memory_plan import MemoryPlan, plan_pages, total_memory, weights_bytes
+from jaxllm.runner.runner import Runner
+from jaxllm.runner.slots import Slots
+from jaxllm.runner.step import ProgramSpecs, forward_spec, program_specs, sample_spec
+from jaxllm.runner.warmup import Programs, cache_folder, compile_all, persistent_cache, temporary_bytes
+from jaxllm.types.step import ScheduledRows, SchedulerOutput
+
+if TYPE_CHECKING:
+    from jaxllm.config.model import ModelConfig
+    from jaxllm.memory.plan import KVCachePlan
+    from jaxllm.models.base import SplitModel
+
+Phase = Callable[[str], AbstractContextManager[object]]
+Progress = Callable[[str, int, int], None]  # (phase, done, total)
+PROBE_PAGES = 16  # temporaries do not depend on the number of pages: the KV arrays are aliased
+WARM_UP_STEP = -1
+
+
+def _no_phase(name: str) -> AbstractContextManager[object]:
+    return nullcontext(name)
+
+
+def _no_progress(phase: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What start-up needs beside the model and the engine's own settings."""
+
+    eos_ids: Sequence[int] = ()
+    device: jax.Device | None = None  # None: jax's first
+    cache_dir: Path | None = None  # root of the persistent compilation cache; None: none
+    phase: Phase = _no_phase  # entered around "plan", "weights", "compile", "allocate"; the middle two at the same time
+    progress: Progress = _no_progress
+
+
+def start_runner(
+    model_config: ModelConfig,
+    path: Path | None,
+    *,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    dtype: str,
+    attention: str | None = None,
+    dummy_seed: int = 0,
+    options: StartOptions | None = None,
+) -> Runner:
+    """Build, load, plan, compile and allocate; the Runner that comes back compiles nothing more.
+
+    `path` None gives weights drawn from `dummy_seed`. `dtype` is that of the weights and activations,
+    `attention` the kernel implementation (None: the platform's best).
+
+    Raises:
+        WeightsError, UnsupportedModel: the checkpoint does not hold this model.
+        CapacityError, ConfigError: the memory plan does not come out.
+    """
+    from jaxllm.models.base import split_model
+
+    options = options or StartOptions()
+    model = split_model(model_config, dtype, attention)
+    return start_split_model(
+        model,
+        partial(_load, model, path, dummy_seed, options.progress),
+        cache=cache,
+        scheduler=scheduler,
+        min_rows=1 if dtype == "float32" else 2,
+        cache_key=(model_config, dtype),
+        options=options,
+    )
+
+
+def _load(model: SplitModel, path: Path | None, dummy_seed: int, progress: Progress) -> dict[str, jax.Array]:
+    if path is None:
+        from jaxllm.weights.dummy import dummy_weights
+
+        return dummy_weights(model.params, dummy_seed)
+    from jaxllm.weights.load import load_weights
+
+    return load_weights(path, model.tensors, model.params, progress=partial(progress, "weights"))
+
+
+def start_split_model(
+    model: SplitModel,
+    load: Callable[[], dict[str, jax.Array]],
+    *,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    min_rows: int = 1,
+    cache_key: object = None,
+    options: StartOptions | None = None,
+) -> Runner:
+    """`start_runner` for a model that is built already. `load` gives its weights, on another thread.
+
+    `min_rows`: fewest rows of a program; a matmul of one bfloat16 row is slow on CPUs.
+    """
+    options = options or StartOptions()
+    device = options.device or jax.devices()[0]
+    start = _Start(model, cache, scheduler, min_rows, device)
+    folder = cache_folder(options.cache_dir, device, cache_key) if options.cache_dir else None
+    with persistent_cache(folder):
+        with options.phase("plan"):
+            budget_bytes = total_memory(device, cache.memory_utilization)
+            kv_plan = start.plan(budget_bytes)
+            shapes = start.shapes(kv_plan.num_pages)
+        weights, programs = _load_and_compile(load, lambda: start.specs(shapes), device, options)
+        with options.phase("allocate"):
+            slots = Slots(scheduler.max_num_seqs, scheduler.max_model_len, options.eos_ids)
+            memory = start.memory(shapes, programs, slots, budget_bytes)
+            memory.check()
+            state = allocate(shapes, device)
+            runner = Runner(model, weights, programs, state, start.builder, start.buckets, slots, kv_plan, memory)
+            runner.collect(runner.submit(empty_step(WARM_UP_STEP)))
+    runner.ready()
+    return runner
+
+
+def empty_step(step_id: int) -> SchedulerOutput:
+    """A step of padding alone: it changes nothing, and shows that dispatch works before a request needs it."""
+    import numpy as np
+
+    none = np.zeros(0, np.int32)
+    rows = ScheduledRows((), none, none, none, np.zeros(0, np.bool_), 0)
+    return SchedulerOutput(step_id=step_id, new=(), rows=rows, page_diffs=())
+
+
+def _load_and_compile(
+    load: Callable[[], dict[str, jax.Array]],
+    make_specs: Callable[[], ProgramSpecs],
+    device: jax.Device,
+    options: StartOptions,
+) -> tuple[dict[str, jax.Array], Programs]:
+    """Reading weights waits for the disk and compiling for XLA: they share the time."""
+
+    def load_in_phase() -> dict[str, jax.Array]:
+        with options.phase("weights"):
+            return load()
+
+    with ThreadPoolExecutor(1, "jaxllm-load") as pool:
+        weights = pool.submit(load_in_phase)
+        with options.phase("compile"):
+            programs = compile_all(make_specs(), device, progress=partial(options.progress, "compile"))
+        return weights.result(), programs
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The pieces of start-up that depend on the same five things."""
+
+    model: SplitModel
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    min_rows: int
+    device: jax.Device
+
+    @property
+    def pages_per_request(self) -> int:
+        return pages_for(self.scheduler.max_model_len, self.cache.page_size)
+
+    @property
+    def buckets(self) -> Buckets:
+        s = self.scheduler
+        return build_buckets(s.max_num_seqs, s.max_num_batched_tokens, self.pages_per_request, min_rows=self.min_rows)
+
+    @property
+    def builder(self) -> BatchBuilder:
+        return BatchBuilder(self.buckets, self.cache.page_size, self.scheduler.max_num_seqs)
+
+    def shapes(self, num_pages: int) -> DeviceShapes:
+        return DeviceShapes.of(
+            self.model,
+            num_pages=num_pages,
+            page_size=self.cache.page_size,
+            kv_dtype=self.cache.dtype,
+            num_slots=self.scheduler.max_num_seqs,
+            pages_per_request=self.pages_per_request,
+        )
+
+    def specs(self, shapes: DeviceShapes) -> ProgramSpecs:
+        return program_specs(self.model, self.buckets, self.builder.layouts, shapes, self.cache.page_size, self.device)
+
+    def plan(self, budget_bytes: int) -> KVCachePlan:
+        return plan_pages(
+            self.model,
+            self.cache,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_model_len=self.scheduler.max_model_len,
+            device=self.device,
+            budget_bytes=budget_bytes,
+            probe_temporaries=self.probe_temporaries,
+        )
+
+    def probe_temporaries(self) -> int:
+        """Bytes of the largest temporary, from the largest programs over a few pages."""
+        shapes, bucket = self.shapes(PROBE_PAGES), self.buckets.forward[-1]
+        traced = forward_spec(self.model, self.builder.layouts[bucket], shapes, self.cache.page_size).trace(self.device)
+        hidden = traced.out_info[0]
+        sample = sample_spec(self.model, jax.ShapeDtypeStruct(hidden.shape, hidden.dtype), shapes, greedy=False)
+        compiled = (traced.lower().compile(), sample.trace(self.device).lower().compile())
+        return max(temporary_bytes(program) for program in compiled) + shapes.table_bytes
+
+    def memory(self, shapes: DeviceShapes, programs: Programs, slots: Slots, budget_bytes: int) -> MemoryPlan:
+        host_bytes = slots.num_bytes if self.device.platform == "cpu" else 0  # elsewhere not the device's memory
+        rows = (
+            ("weights", weights_bytes(self.model)),
+            ("kv pages", shapes.kv_bytes),
+            ("largest temporary", programs.largest_temporary_bytes),
+            ("page tables and host buffers", shapes.table_bytes + host_bytes),
+        )
+        return MemoryPlan(rows, budget_bytes)

@@ -1,0 +1,99 @@
+"""Hand-made plans, and a Runner over the oracle model to give them to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxllm.config.engine import CacheConfig, SchedulerConfig
+from jaxllm.runner.runner import Runner
+from jaxllm.runner.start import StartOptions, start_split_model
+from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.step import NewRequest, PageTableDiff, ScheduledRows, SchedulerOutput
+from tests.runner.oracle_model import OracleModel
+
+PAGE_SIZE = 4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+
+
+def start_oracle(
+    *,
+    num_pages: int = 40,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 32,
+    max_model_len: int = 64,
+    dtype: str = "float32",
+    options: StartOptions | None = None,
+) -> Runner:
+    model = OracleModel(dtype)
+    return start_split_model(
+        model,  # type: ignore[arg-type]
+        model.weights,
+        cache=CacheConfig(page_size=PAGE_SIZE, num_pages=num_pages, dtype=dtype),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        ),
+        min_rows=1 if dtype == "float32" else 2,
+        options=options,
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a step: `num_tokens` tokens of a request from position `start`."""
+
+    request_id: str
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool = True
+
+
+@dataclass
+class Planner:
+    """Makes one-group plans with ascending step ids, and remembers which pages a slot was given."""
+
+    step_id: int = 0
+    _given: dict[int, list[int]] = field(default_factory=dict)
+
+    def new(
+        self,
+        request_id: str,
+        slot: int,
+        token_ids: Sequence[int],
+        *,
+        num_cached: int = 0,
+        params: SamplingParams = GREEDY,
+    ) -> NewRequest:
+        self._given.pop(slot, None)
+        return NewRequest(request_id, slot, tuple(token_ids), len(token_ids), params, 7, num_cached)
+
+    def plan(
+        self, pieces: Sequence[Piece], new: Sequence[NewRequest] = (), pages: dict[int, Sequence[int]] | None = None
+    ) -> SchedulerOutput:
+        """`pages`: more pages of a slot, after the ones it was given before."""
+        entries: list[tuple[int, int, int]] = []
+        for slot, ids in (pages or {}).items():
+            given = self._given.setdefault(slot, [])
+            entries += [(slot, len(given) + i, page) for i, page in enumerate(ids)]
+            given.extend(ids)
+        columns = np.asarray(entries, np.int32).reshape(-1, 3).T
+        ordered = sorted(pieces, key=lambda p: p.num_tokens != 1)
+        rows = ScheduledRows(
+            request_ids=tuple(p.request_id for p in ordered),
+            slots=np.asarray([p.slot for p in ordered], np.int32),
+            starts=np.asarray([p.start for p in ordered], np.int32),
+            num_tokens=np.asarray([p.num_tokens for p in ordered], np.int32),
+            samples=np.asarray([p.samples for p in ordered], np.bool_),
+            num_decode=sum(p.num_tokens == 1 for p in ordered),
+        )
+        self.step_id += 1
+        return SchedulerOutput(self.step_id, tuple(new), rows, (PageTableDiff(*columns),))
+
+
+def run(runner: Runner, plan: SchedulerOutput) -> dict[str, tuple[int, ...]]:
+    return runner.collect(runner.submit(plan)).tokens
