@@ -1,0 +1,98 @@
+"""From prompts to engine outputs: one stream, or several merged, with the engine's faults as exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxllm.server.errors import GenerationFailed
+from jaxllm.server.state import ServerState
+from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.inputs import Prompt
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]  # (index of the prompt, its next output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One HTTP request's work for the engine."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    request_id: str
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+async def run_job(state: ServerState, job: Job) -> Outputs:
+    """Outputs of every prompt as they come. Closing the generator aborts what still runs.
+
+    Raises:
+        RequestError, CapacityError: the engine refused a prompt.
+        EngineDead, GenerationFailed: the engine ended a request that was sound.
+    """
+    streams = [_open(state, job, prompt) for prompt in job.prompts]
+    merged = _single(streams[0]) if len(streams) == 1 else _merge(streams)
+    async with aclosing(merged) as outputs:
+        async for index, output in outputs:
+            _check(state, output)
+            yield index, output
+
+
+def _open(state: ServerState, job: Job, prompt: Prompt) -> AsyncGenerator[RequestOutput, None]:
+    return state.engine.stream(
+        prompt,
+        job.params,
+        request_id=state.engine_request_id(job.request_id),
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+    )
+
+
+def _check(state: ServerState, output: RequestOutput) -> None:
+    reasons = {completion.finish_reason for completion in output.outputs}
+    if output.error is None and not reasons & {"error", "abort"}:
+        return
+    state.check_alive()
+    raise GenerationFailed(output.error or "the engine aborted the request")
+
+
+async def _single(stream: AsyncGenerator[RequestOutput, None]) -> Outputs:
+    async with aclosing(stream):
+        async for output in stream:
+            yield 0, output
+
+
+async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+    # Bounded, so that a slow reader slows the pumps and the engine merges deltas instead of us queueing them.
+    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async for _, output in _single(stream):
+                await queue.put((index, output))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

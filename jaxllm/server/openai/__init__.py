@@ -1,0 +1,1 @@
+"""Routes that speak OpenAI's API."""

@@ -1,0 +1,43 @@
+"""X-Request-Id: taken from the client where it is sane, made up otherwise, always sent back."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_ACCEPTED = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_SCOPE_KEY = "jaxllm.request_id"
+
+
+class RequestIds:
+    """Middleware that gives each request an id and echoes it as a response header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = accepted_id(Headers(scope=scope).get("x-request-id")) or uuid.uuid4().hex
+        scope[_SCOPE_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def accepted_id(value: str | None) -> str | None:
+    """The client's id, unless it could not safely stand in a header, a log line or a JSON id."""
+    return value if value and _ACCEPTED.fullmatch(value) else None
+
+
+def request_id_of(request: Request) -> str:
+    return request.scope[_SCOPE_KEY]
