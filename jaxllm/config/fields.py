@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from jaxllm.errors import ConfigError
 
@@ -108,8 +108,7 @@ def check_settings(instance: Any) -> None:
     Raises:
         ConfigError: a value has another type, or asks for what is not served yet.
     """
-    schema: type[Any] = type(instance)
-    for item in settings_of(schema):
+    for item in settings_of(cast("type[Any]", type(instance))):
         object.__setattr__(instance, item.name, item.check(getattr(instance, item.name)))
 
 
@@ -146,7 +145,7 @@ def _fit_strings(value: Any) -> tuple[bool, Any]:
         return True, (value,)
     if not isinstance(value, (list, tuple)):
         return False, value
-    items: tuple[Any, ...] = tuple(typing.cast("list[Any]", value))
+    items: tuple[Any, ...] = tuple(cast("list[Any]", value))
     return all(isinstance(item, str) for item in items), items
 
 
