@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -129,19 +130,18 @@ def _packaged(alias: str, packaged: PackagedModel) -> Path:
 def _from_hub(name: str, environment: Environment) -> Path:
     """A snapshot from the local Hub cache, else from the network where that is allowed."""
     try:
-        import huggingface_hub
+        hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
         raise ConfigError(f"model={name!r} is no path, and a Hub id needs the package huggingface_hub") from None
     here = Path(name).absolute()
-    download: Any = huggingface_hub.snapshot_download
-    cached = _snapshot(download, name, local_files_only=True)
+    cached = _snapshot(hub.snapshot_download, name, local_files_only=True)
     if isinstance(cached, Path):
         return cached
     if environment.hub_offline:
         raise ConfigError(
             f"model={name!r} is neither a path (tried {here}) nor in the local Hub cache; HF_HUB_OFFLINE is set"
         )
-    fetched = _snapshot(download, name, local_files_only=False)
+    fetched = _snapshot(hub.snapshot_download, name, local_files_only=False)
     if isinstance(fetched, Path):
         return fetched
     raise ConfigError(
