@@ -54,6 +54,7 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._policy = policy
+        self._max_model_len = stop.max_model_len
         # The last token of a sequence is sampled but needs no page.
         self._stop = StopRules(stop.eos_ids, min(stop.max_model_len, kv.capacity_tokens + 1))
         self._waiting = WaitingQueue()
@@ -304,23 +305,22 @@ class Scheduler:
             request.slot = None
 
     def _check_room(self, request: Request) -> None:
-        num_prompt, max_len = request.num_prompt_tokens, self._stop.max_model_len
+        num_prompt = request.num_prompt_tokens
         if request.request_id in self.requests:
             raise RequestError(
                 f"request_id={request.request_id!r} is in use; accepted: an id of no unfinished request",
                 param="request_id",
             )
-        if num_prompt == 0:
-            raise RequestError("the prompt has 0 tokens; accepted: at least 1", param="prompt")
+        if not 0 < num_prompt < self._max_model_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens; accepted: 1 to {self._max_model_len - 1}, which leaves "
+                f"room for one more within max_model_len={self._max_model_len}",
+                param="prompt",
+            )
         if num_prompt > self._kv.capacity_tokens:
             raise CapacityError(
-                f"the prompt has {num_prompt} tokens and KV memory holds {self._kv.capacity_tokens} in all"
-            )
-        if num_prompt >= max_len:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens; accepted: at most {max_len - 1}, to leave room for one "
-                f"of max_model_len={max_len}",
-                param="prompt",
+                f"the prompt has {num_prompt} tokens; accepted: at most {self._kv.capacity_tokens}, "
+                f"all that the {self._kv.num_pages - 1} pages of KV memory hold"
             )
         limit = self._config.max_num_queued_reqs
         if limit is not None and self.num_waiting >= limit:

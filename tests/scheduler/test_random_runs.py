@@ -1,0 +1,191 @@
+"""Long random runs: whatever happens, no page and no request is lost, and every output is the solo one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxllm.errors import CapacityError
+from jaxllm.types.request import FinishReason, Request
+from jaxllm.types.sampling import SamplingParams
+from tests.scheduler.driver import EOS, Driver
+from tests.scheduler.paged_device import VOCABULARY
+
+PREFIXES = tuple(tuple((17 * k + 5 * i) % VOCABULARY for i in range(24)) for k in range(3))
+
+
+def random_request(driver: Driver, rng: random.Random) -> Request:
+    prefix = rng.choice(PREFIXES)[: rng.choice((0, 0, 0, 4, 9, 17))]
+    prompt = prefix + tuple(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 4)))
+    max_tokens = rng.choice((None, None, 35, rng.randrange(1, 30)))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=rng.randrange(0, 1 + min(4, max_tokens or 4)),
+        ignore_eos=rng.random() < 0.95,
+        stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 0, 0, 1)))),
+        skip_reading_prefix_cache=rng.random() < 0.1,
+    )
+    return driver.add(prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a")))
+
+
+def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
+    if driver.scheduler.num_waiting < max_waiting and rng.random() < 0.4:
+        random_request(driver, rng)
+    if len(driver.submitted) < 2:
+        driver.plan()
+    if driver.submitted and (len(driver.submitted) == 2 or rng.random() < 0.5):
+        driver.collect()
+    if rng.random() < 0.01 and driver.scheduler.requests:
+        driver.abort(rng.choice(list(driver.scheduler.requests)))
+    if rng.random() < 0.002:
+        driver.kv.reset_prefix_cache()
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_steps", "options"),
+    [
+        (1, 8000, {"max_num_seqs": 8, "num_pages": 11, "max_num_batched_tokens": 24}),
+        (2, 4000, {"num_groups": 2, "page_size": 3, "num_pages": 14, "max_num_batched_tokens": 9}),
+        (3, 4000, {"caching": False, "max_num_batched_tokens": 7, "max_num_seqs": 6}),
+        (4, 4000, {"chunked": False, "max_num_batched_tokens": 45, "max_model_len": 45, "max_num_seqs": 8}),
+        (5, 4000, {"page_size": 1, "num_pages": 40, "max_num_seqs": 6}),
+    ],
+)
+def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options: dict[str, int]) -> None:
+    """24,000 steps in all, about 2,300 preemptions, 0 to 2 steps in flight."""
+    rng = random.Random(seed)
+    driver = Driver(**options)
+    reasons: set[FinishReason | None] = set()
+    while driver.num_steps < num_steps:
+        random_event(driver, rng, max_waiting=5)
+        driver.check()
+        reasons |= {request.finish_reason for request in driver.retire()}
+    driver.drain()
+    driver.retire()
+    assert driver.all == []
+    assert driver.scheduler.num_preemptions > num_steps // 15
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
+    assert (driver.scheduler.prefix_hits > 0) == options.get("caching", True)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Hypothesis chooses pool, budgets and the order of events, and shrinks what fails."""
+
+    @initialize(
+        page_size=st.integers(1, 4),
+        num_pages=st.integers(4, 14),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(1, 16),
+        chunked=st.booleans(),
+        caching=st.booleans(),
+        num_groups=st.integers(1, 2),
+    )
+    def start(
+        self,
+        page_size: int,
+        num_pages: int,
+        max_num_seqs: int,
+        budget: int,
+        chunked: bool,
+        caching: bool,
+        num_groups: int,
+    ) -> None:
+        max_model_len = 24
+        self.driver = Driver(
+            page_size=page_size,
+            num_pages=num_pages,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
+            max_model_len=max_model_len,
+            chunked=chunked,
+            caching=caching,
+            num_groups=num_groups,
+        )
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        num_shared=st.integers(0, 12),
+        tail=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
+        max_tokens=st.none() | st.integers(1, 12),
+        min_tokens=st.integers(0, 1),
+        ignore_eos=st.booleans(),
+        stop_ids=st.lists(st.sampled_from((EOS, 3, 11)), max_size=2),
+        adapter_id=st.sampled_from((None, "a")),
+        cache_salt=st.sampled_from((None, "a")),
+    )
+    def add(
+        self,
+        prefix: tuple[int, ...],
+        num_shared: int,
+        tail: list[int],
+        max_tokens: int | None,
+        min_tokens: int,
+        ignore_eos: bool,
+        stop_ids: list[int],
+        adapter_id: str | None,
+        cache_salt: str | None,
+    ) -> None:
+        prompt = prefix[:num_shared] + tuple(tail)
+        params = SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos, stop_token_ids=tuple(stop_ids)
+        )
+        if len(prompt) > self.driver.kv.capacity_tokens:
+            with pytest.raises(CapacityError):
+                self.driver.add(prompt, params)
+        else:
+            self.driver.add(prompt, params, adapter_id=adapter_id, cache_salt=cache_salt)
+
+    @precondition(lambda self: len(self.driver.submitted) < 2)
+    @rule()
+    def plan_and_submit(self) -> None:
+        self.driver.plan()
+
+    @precondition(lambda self: len(self.driver.submitted) > 0)
+    @rule()
+    def collect(self) -> None:
+        self.driver.collect()
+
+    @rule(num=st.integers(1, 8))
+    def run_overlapped(self, num: int) -> None:
+        for _ in range(num):
+            if self.driver.plan() is None or len(self.driver.submitted) > 1:
+                if self.driver.submitted:
+                    self.driver.collect()
+        while len(self.driver.submitted) > 1:
+            self.driver.collect()
+
+    @precondition(lambda self: self.driver.scheduler.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.driver.abort(data.draw(st.sampled_from(sorted(self.driver.scheduler.requests))), "unknown")
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        holds = any(request.pages for request in self.driver.all)
+        assert self.driver.kv.reset_prefix_cache() == (not holds)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.drain()
+            self.driver.retire()
+            assert self.driver.all == []
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=100,
+    stateful_step_count=35,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
