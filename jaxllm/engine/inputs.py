@@ -138,7 +138,9 @@ class InputProcessor:
                     f"accepted: integers from 0 to {self._vocab_size - 1}",
                     param="stop_token_ids",
                 )
-        forbidden = set(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        forbidden = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            forbidden |= self._eos_ids
         if params.min_tokens and len(forbidden) > MAX_FORBIDDEN:
             raise RequestError(
                 f"min_tokens={params.min_tokens} has to forbid {len(forbidden)} stop and end-of-sequence ids "

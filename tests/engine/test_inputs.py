@@ -1,0 +1,110 @@
+"""What is refused before it reaches the core, and what is filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.inputs import InputProcessor, TextPrompt, TokensPrompt
+from jaxllm.engine.messages import AddRequest
+from jaxllm.errors import RequestError
+from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
+from jaxllm.types.sampling import SamplingParams
+
+VOCAB = 260
+
+
+def make(adds_bos: bool = False, eos_ids: frozenset[int] = frozenset({257}), seed: int = 0) -> InputProcessor:
+    tokenizer = ByteLevelTokenizer(adds_bos)
+    return InputProcessor(tokenizer, max_model_len=10, vocab_size=VOCAB, eos_ids=eos_ids, seed=seed)
+
+
+def request(inputs: InputProcessor, prompt: Any = "abc", cache_salt: Any = None, **params: Any) -> AddRequest:
+    prepared = inputs.tokenize(prompt)
+    return inputs.request(prepared, SamplingParams(**params), request_id="a", arrival_s=0.0, cache_salt=cache_salt)
+
+
+@pytest.mark.parametrize("prompt", ["", TextPrompt(""), TokensPrompt([]), TokensPrompt(())])
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_sch_05_an_empty_prompt_is_refused(prompt: Any, adds_bos: bool) -> None:
+    with pytest.raises(RequestError, match="empty") as caught:
+        make(adds_bos).tokenize(prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB, 2**40, True, 1.0, "1", None])
+def test_ids_outside_the_vocabulary_are_refused_by_name(bad: Any) -> None:
+    with pytest.raises(RequestError, match=rf"{bad!r} at position 1 .* 0 to {VOCAB - 1}"):
+        make().tokenize(TokensPrompt([5, bad]))
+
+
+@pytest.mark.parametrize("bad", [5, None, b"abc"])
+def test_text_that_is_no_text_is_refused(bad: Any) -> None:
+    with pytest.raises(RequestError, match="accepted: text"):
+        make().tokenize(TextPrompt(bad))
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(RequestError, match="character 1"):
+        make().tokenize("a\ud800")
+
+
+@pytest.mark.parametrize("num_tokens", [10, 11])
+def test_sch_03_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(num_tokens: int) -> None:
+    with pytest.raises(RequestError, match=rf"{num_tokens} tokens .* 10 tokens") as caught:
+        make().tokenize("x" * num_tokens)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_sch_03_the_longest_prompt_gets_one_token() -> None:
+    assert request(make(), "x" * 9, max_tokens=None).params.max_tokens == 1
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 7), (3, 3), (7, 7), (10**9, 7)])
+def test_max_tokens_is_clamped_to_what_fits(asked: int | None, given: int) -> None:
+    assert request(make(), "abc", max_tokens=asked).params.max_tokens == given
+
+
+def test_min_tokens_never_exceeds_what_fits() -> None:
+    assert request(make(), "abc", max_tokens=None, min_tokens=50).params.min_tokens == 7
+
+
+def test_bos_is_added_once_and_only_if_asked() -> None:
+    assert make(adds_bos=True).tokenize("a").token_ids == (256, 97)
+    assert make(adds_bos=True).tokenize(TextPrompt("<bos>a", add_special_tokens=False)).token_ids == (256, 97)
+
+
+def test_fields_that_are_not_served_are_refused() -> None:
+    with pytest.raises(RequestError, match="not served"):
+        request(make(), n=2)
+
+
+def test_stop_ids_must_be_in_the_vocabulary() -> None:
+    with pytest.raises(RequestError, match=f"{VOCAB}, which is not"):
+        request(make(), stop_token_ids=(1, VOCAB))
+
+
+def test_min_tokens_takes_at_most_eight_forbidden_ids() -> None:
+    seven = tuple(range(7))
+    assert request(make(), min_tokens=1, stop_token_ids=seven).params.min_tokens == 1
+    assert request(make(), min_tokens=0, stop_token_ids=tuple(range(20)))
+    assert request(make(), min_tokens=1, stop_token_ids=tuple(range(8)), ignore_eos=True)
+    with pytest.raises(RequestError, match="forbid 9") as caught:
+        request(make(), min_tokens=1, stop_token_ids=tuple(range(8)))
+    assert caught.value.param == "min_tokens"
+
+
+def test_seeds_are_the_users_or_drawn_from_the_engines() -> None:
+    assert request(make(), seed=-5).seed == -5
+    first, again, other = make(seed=1), make(seed=1), make(seed=2)
+    drawn = [request(first).seed, request(first).seed]
+    assert drawn == [request(again).seed, request(again).seed]
+    assert drawn[0] != drawn[1]
+    assert request(other).seed != drawn[0]
+
+
+@pytest.mark.parametrize("salt", ["", 5, True])
+def test_pfx_03_a_cache_salt_is_a_non_empty_string(salt: Any) -> None:
+    with pytest.raises(RequestError, match="cache_salt"):
+        request(make(), cache_salt=salt)
