@@ -9,8 +9,6 @@ from starlette.responses import Response
 import jaxllm
 from jaxllm.server.state import state_of
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 async def health(request: Request) -> Response:
     """200 with an empty body while new requests are taken; else 503 with the reason."""
@@ -23,7 +21,8 @@ async def version(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    return Response(state_of(request).engine.metrics.render(), media_type=_METRICS_TYPE)
+    text, content_type = state_of(request).engine.metrics.render()
+    return Response(text, headers={"Content-Type": content_type})
 
 
 async def root(request: Request) -> Response:

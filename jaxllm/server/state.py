@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Metrics(Protocol):
-    def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+    def render(self) -> tuple[bytes, str]:
+        """The metrics in Prometheus' text format, and its content type."""
         ...
 
 
