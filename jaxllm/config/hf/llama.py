@@ -28,12 +28,9 @@ def from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConf
 
     Raises:
         ConfigError: a key is missing or has the wrong type.
-        UnsupportedModel: biases, another activation, or rotary scaling of another kind.
+        UnsupportedModel: another activation, or rotary scaling of another kind.
     """
     keys = Keys(source, config)
-    for name in ("attention_bias", "mlp_bias"):
-        if keys.flag(name, False):
-            raise UnsupportedModel(f"{source}: {name}=true is not served; accepted: false")
     activation = keys.text("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"{source}: hidden_act={activation!r} is not served; accepted: 'silu'")
@@ -47,7 +44,9 @@ def from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConf
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(keys, "head_dim", hidden_size, num_heads),
-        intermediate_size=keys.integer("intermediate_size"),
+        mlp=MLPSpec(keys.integer("intermediate_size"), bias=keys.flag("mlp_bias", False)),
+        qkv_bias=keys.flag("attention_bias", False),
+        out_bias=keys.flag("attention_bias", False),
         rope=_hf_rope(keys, max_positions),
         norm_eps=keys.positive("rms_norm_eps"),
         tied_embeddings=keys.flag("tie_word_embeddings", False),
@@ -64,20 +63,29 @@ def _model(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    intermediate_size: int,
+    mlp: MLPSpec,
+    qkv_bias: bool,
+    out_bias: bool,
     rope: RopeSpec,
     norm_eps: float,
     tied_embeddings: bool,
     max_positions: int,
     dtype: str,
 ) -> ModelConfig:
-    attention = AttentionSpec(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, rope=rope)
-    layer = LayerSpec(attention, MLPSpec(intermediate_size))
+    attention = AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        rope=rope,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+    )
     return ModelConfig(
         architecture=ARCHITECTURE,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=(layer,) * num_layers,
+        layers=(LayerSpec(attention, mlp),) * num_layers,
         norm_eps=norm_eps,
         tied_embeddings=tied_embeddings,
         max_positions=max_positions,
@@ -145,7 +153,7 @@ def _llama3_rope(scaling: Keys, theta: float, max_positions: int) -> RopeSpec:
 def from_gguf(file: GGUFFile) -> ModelConfig:
     """The model of a GGUF file of architecture "llama".
 
-    Embeddings are tied where the file has no `output.weight`. The shape of `token_embd.weight`
+    Embeddings are tied where the file has no `output.weight`; biases are those the first layer has. The shape of `token_embd.weight`
     gives the vocabulary, which the metadata need not state.
 
     Raises:
@@ -166,7 +174,9 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=keys.integer("llama.feed_forward_length"),
+        mlp=MLPSpec(keys.integer("llama.feed_forward_length"), bias="blk.0.ffn_down.bias" in file.tensors),
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        out_bias="blk.0.attn_output.bias" in file.tensors,
         rope=_gguf_rope(file, keys, head_dim),
         norm_eps=_shortest(keys.positive("llama.attention.layer_norm_rms_epsilon")),
         tied_embeddings="output.weight" not in file.tensors,
