@@ -37,25 +37,10 @@ _MAX_BITS = 4096  # of an integer
 _WIDE_FIELD = re.compile(r"[%:][^a-zA-Z%\s{}]*\d{6,}")  # a field width in a format string
 _STARRED_FIELD = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a field width taken from an argument
 _COUNTING_FILTERS = frozenset(["batch", "center", "indent", "round", "slice", "tojson", "truncate", "wordwrap"])
-_TEXT_FILTERS = (
-    _COUNTING_FILTERS - {"batch", "round", "slice", "tojson"}
-    | frozenset(
-        [
-            "capitalize",
-            "e",
-            "escape",
-            "forceescape",
-            "lower",
-            "pprint",
-            "replace",
-            "string",
-            "striptags",
-            "title",
-            "trim",
-        ]
-    )
-    | frozenset(["upper", "urlencode", "urlize", "wordcount", "xmlattr"])
-)
+_TEXT_FILTERS = {"capitalize", "center", "e", "escape", "forceescape", "indent", "lower", "pprint", "replace"} | {
+    *("string", "striptags", "title", "trim", "truncate", "upper", "urlencode", "urlize", "wordcount", "wordwrap"),
+    "xmlattr",
+}
 
 
 class TemplateCut(TemplateError):
