@@ -35,7 +35,7 @@ class Scheduler:
 
     A request that ends (a late stop, an abort) while a step in flight still holds a piece of it keeps
     its pages and slot until that step is collected, and what that piece sampled is dropped. Its id
-    is in `finished` of the first plan after that.
+    may come again at once: the next plan names it in `finished`, which counts before `new`.
 
     A sequence never outgrows the pool: once pages of the whole pool are full it ends with
     FinishReason.LENGTH, as at max_model_len. So any request fits alone, and none waits for ever.
@@ -62,8 +62,9 @@ class Scheduler:
         self._slots = FreeSlots(config.max_num_seqs)
         self._in_flight: deque[tuple[int, tuple[Piece, ...]]] = deque()
         self._next_step_id = 0
-        self._preempted: list[str] = []  # since the last plan
-        self._finished: list[str] = []
+        self._told: set[Request] = set()  # those the executor was told of, until they finish
+        self._preempted: dict[str, None] = {}  # since the last plan, as an ordered set
+        self._finished: list[str] = []  # since the last plan
 
     @property
     def has_unfinished(self) -> bool:
@@ -182,7 +183,8 @@ class Scheduler:
         victim.num_computed = victim.num_cached = victim.num_in_flight = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self._preempted.append(victim.request_id)
+        if victim in self._told:
+            self._preempted[victim.request_id] = None
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
         if not self._waiting or not self._slots or plan.budget == 0:
@@ -228,8 +230,9 @@ class Scheduler:
         step_id = self._next_step_id
         sealed = plan.seal(step_id, preempted=self._preempted, finished=self._finished)
         self._in_flight.append((step_id, tuple(plan.pieces)))
+        self._told.update(piece.request for piece in plan.pieces if piece.is_new)
         self._next_step_id += 1
-        self._preempted = []
+        self._preempted = {}
         self._finished = []
         return sealed
 
@@ -289,14 +292,15 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = stop.reason
         request.stop_reason = stop.stop_id
+        if request in self._told:
+            self._told.remove(request)
+            self._finished.append(request.request_id)
         if request.num_in_flight == 0:
             self._free(request)
 
     def _free(self, request: Request) -> None:
-        """Give back what a finished request held, and tell the executor, if it ever knew it."""
+        """Give back what a finished request held; no step in flight has a piece of it."""
         self._kv.release(request)
-        if request.slot is not None or request.num_preemptions > 0:
-            self._finished.append(request.request_id)
         self._free_slot(request)
 
     def _free_slot(self, request: Request) -> None:

@@ -32,7 +32,12 @@ def sampled_token(value: int) -> int:
 
 
 def solo_run(
-    prompt: Sequence[int], params: SamplingParams, *, eos_ids: Iterable[int], max_len: int, adapter_id: str | None = None
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    eos_ids: Iterable[int],
+    max_len: int,
+    adapter_id: str | None = None,
 ) -> tuple[tuple[int, ...], FinishReason, int | None]:
     """What the request gives alone, without pages or batches: (output, finish reason, stop id)."""
     value = root_value(adapter_id)

@@ -29,7 +29,9 @@ def random_request(driver: Driver, rng: random.Random) -> Request:
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 0, 0, 1)))),
         skip_reading_prefix_cache=rng.random() < 0.1,
     )
-    return driver.add(prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a")))
+    return driver.add(
+        prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a"))
+    )
 
 
 def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
@@ -48,15 +50,15 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "num_steps", "options"),
     [
-        (1, 8000, {"max_num_seqs": 8, "num_pages": 11, "max_num_batched_tokens": 24}),
-        (2, 4000, {"num_groups": 2, "page_size": 3, "num_pages": 14, "max_num_batched_tokens": 9}),
-        (3, 4000, {"caching": False, "max_num_batched_tokens": 7, "max_num_seqs": 6}),
-        (4, 4000, {"chunked": False, "max_num_batched_tokens": 45, "max_model_len": 45, "max_num_seqs": 8}),
-        (5, 4000, {"page_size": 1, "num_pages": 40, "max_num_seqs": 6}),
+        (1, 4500, {"max_num_seqs": 8, "num_pages": 11, "max_num_batched_tokens": 24}),
+        (2, 2500, {"num_groups": 2, "page_size": 3, "num_pages": 14, "max_num_batched_tokens": 9}),
+        (3, 2500, {"caching": False, "max_num_batched_tokens": 7, "max_num_seqs": 6}),
+        (4, 2500, {"chunked": False, "max_num_batched_tokens": 45, "max_model_len": 45, "max_num_seqs": 8}),
+        (5, 2000, {"page_size": 1, "num_pages": 40, "max_num_seqs": 6}),
     ],
 )
 def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options: dict[str, int]) -> None:
-    """24,000 steps in all, about 2,300 preemptions, 0 to 2 steps in flight."""
+    """14,000 steps in all, about 1,300 preemptions, 0 to 2 steps in flight."""
     rng = random.Random(seed)
     driver = Driver(**options)
     reasons: set[FinishReason | None] = set()
@@ -152,9 +154,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num=st.integers(1, 8))
     def run_overlapped(self, num: int) -> None:
         for _ in range(num):
-            if self.driver.plan() is None or len(self.driver.submitted) > 1:
-                if self.driver.submitted:
-                    self.driver.collect()
+            if (self.driver.plan() is None or len(self.driver.submitted) > 1) and self.driver.submitted:
+                self.driver.collect()
         while len(self.driver.submitted) > 1:
             self.driver.collect()
 
