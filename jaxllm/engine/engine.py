@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from jaxllm.engine.front_end import FrontEnd
@@ -45,6 +46,8 @@ class Engine:
         if len(prompts) != len(params):
             raise RequestError(f"{len(prompts)} prompts with {len(params)} params; accepted: as many", param="params")
         self._front.check_alive()
+        if on_update is None:  # nobody looks at outputs in between
+            params = [replace(each, output_kind=OutputKind.FINAL_ONLY) for each in params]
         requests = [self._prepare(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         run = _Run(on_update)
         try:

@@ -12,7 +12,7 @@ from jaxllm.errors import RequestError
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.sampling import SamplingParams, check_served
 
-MAX_FORBIDDEN = 8  # ids that min_tokens can mask in one row of the device's sampling state
+MAX_FORBIDDEN = 32  # ids that min_tokens can hold back: the room in a row of the device's sampling state
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,11 @@ class InputProcessor:
                     f"accepted: integers from 0 to {self._vocab_size - 1}",
                     param="stop_token_ids",
                 )
-        forbidden = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            forbidden |= self._eos_ids
+        forbidden = self._eos_ids.union(params.stop_token_ids)
         if params.min_tokens and len(forbidden) > MAX_FORBIDDEN:
             raise RequestError(
-                f"min_tokens={params.min_tokens} has to forbid {len(forbidden)} stop and end-of-sequence ids "
-                f"until then; accepted: at most {MAX_FORBIDDEN} such ids",
+                f"min_tokens={params.min_tokens} has to hold back {len(forbidden)} stop and end-of-sequence ids; "
+                f"accepted: at most {MAX_FORBIDDEN} such ids",
                 param="min_tokens",
             )
 

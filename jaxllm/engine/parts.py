@@ -27,5 +27,5 @@ class EngineParts:
     seed: int = 0  # of the generator that seeds requests without a seed
     async_scheduling: bool = True
     watchdog_s: float = DEFAULT_WATCHDOG_S  # longest silence inside one executor call
-    metrics_prefix: str = "jaxllm:"
+    metrics_prefix: str = "jaxllm:"  # colon included
     compilations_after_ready: Callable[[], int] | None = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.inputs import InputProcessor, TextPrompt, TokensPrompt
+from jaxllm.engine.inputs import MAX_FORBIDDEN, InputProcessor, TextPrompt, TokensPrompt
 from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
@@ -85,14 +85,20 @@ def test_stop_ids_must_be_in_the_vocabulary() -> None:
         request(make(), stop_token_ids=(1, VOCAB))
 
 
-def test_min_tokens_takes_at_most_eight_forbidden_ids() -> None:
-    seven = tuple(range(7))
-    assert request(make(), min_tokens=1, stop_token_ids=seven).params.min_tokens == 1
-    assert request(make(), min_tokens=0, stop_token_ids=tuple(range(20)))
-    assert request(make(), min_tokens=1, stop_token_ids=tuple(range(8)), ignore_eos=True)
-    with pytest.raises(RequestError, match="forbid 9") as caught:
-        request(make(), min_tokens=1, stop_token_ids=tuple(range(8)))
+def test_min_tokens_holds_back_no_more_ids_than_a_device_row_takes() -> None:
+    """More would be refused inside the executor, which would end every request."""
+    eos_ids = frozenset(range(100, 100 + MAX_FORBIDDEN - 2))
+    assert request(make(eos_ids=eos_ids), min_tokens=1, stop_token_ids=(1, 2, 100))
+    assert request(make(eos_ids=eos_ids), min_tokens=0, stop_token_ids=(1, 2, 3))
+    with pytest.raises(RequestError, match=f"hold back {MAX_FORBIDDEN + 1}") as caught:
+        request(make(eos_ids=eos_ids), min_tokens=1, stop_token_ids=(1, 2, 3))
     assert caught.value.param == "min_tokens"
+
+
+def test_the_device_row_has_that_room() -> None:
+    from jaxllm.sampling import state
+
+    assert state.MAX_FORBIDDEN == MAX_FORBIDDEN
 
 
 def test_seeds_are_the_users_or_drawn_from_the_engines() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
 from jaxllm.engine.outputs import OutputProcessor, merge_outputs
 from jaxllm.metrics.stats import CoreStats, NoObserver
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
+from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import OutputKind, SamplingParams
@@ -157,13 +160,13 @@ def test_abort_ends_once_with_what_there_is() -> None:
 
 
 def test_a_fault_in_one_requests_text_ends_that_request_alone() -> None:
+    class Broken(IncrementalDetokenizer):
+        def push(self, ids: Sequence[int]) -> str:
+            raise ValueError(f"no text for {ids}")
+
     caller = Caller()
-
-    def broken(token_id: int) -> None:
-        raise ValueError(f"no text for {token_id}")
-
     request, _ = caller.processor._open["a#1"]
-    request.text.push = broken  # type: ignore[method-assign]
+    request.text._detokenizer = Broken(ByteLevelTokenizer())
     caller.feed(b"a")
     assert [type(e) for e in caller.errors] == [ValueError]
     assert caller.dropped == ["a#1"]
