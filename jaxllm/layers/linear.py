@@ -1,0 +1,38 @@
+"""Matrix multiplication with weights stored (in, out)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+
+def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [T, in] times weight [in, out] -> [T, out] float32, summed in float32 whatever the inputs."""
+    return _dot(x, weight, weight_axis=0)
+
+
+def matmul_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [T, in] times weight [out, in], without a transposed copy of it -> [T, out] float32."""
+    return _dot(x, weight, weight_axis=1)
+
+
+def _dot(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
+    # Accelerators multiply float32 in bfloat16 or TF32 pieces unless told otherwise.
+    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else lax.Precision.DEFAULT
+    contracted = (((1,), (weight_axis,)), ((), ()))
+    return lax.dot_general(x, weight, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+
+class Linear(nnx.Module):
+    """weight [in, out], bias [out] or None, both of `dtype`."""
+
+    def __init__(self, num_in: int, num_out: int, dtype: jnp.dtype, *, bias: bool = False) -> None:
+        self.weight = nnx.Param(jnp.zeros((num_in, num_out), dtype))
+        self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x [T, in] -> [T, out] float32: the caller rounds to its own type, once."""
+        y = matmul(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)

@@ -1,0 +1,143 @@
+"""What a model family provides, and the pure functions that a step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import pallas_kernels
+from jaxllm.config.model import ModelConfig
+from jaxllm.layers.batch import BatchMetadata
+from jaxllm.memory.spec import FullKV, KVCacheSpec
+from jaxllm.models.decoder import Runs
+from jaxllm.models.registry import model_class
+from jaxllm.weights.spec import TensorSpec
+
+Leaves = tuple[jax.Array, ...]
+
+
+class Model(Protocol):
+    """A model family: a flax.nnx.Module that is only ever built abstractly, so it holds no memory.
+
+    `runs` says how layers are stacked; `attention` names the kernel implementation, None for the
+    platform's best.
+    """
+
+    def __init__(self, config: ModelConfig, runs: Runs, dtype: jnp.dtype, attention: str | None) -> None: ...
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        """Raises UnsupportedModel for a config that this family cannot run."""
+        ...
+
+    @classmethod
+    def tensors(cls, config: ModelConfig, runs: Runs) -> tuple[TensorSpec, ...]:
+        """Every tensor of the checkpoint, and the piece of which parameter it becomes."""
+        ...
+
+    @classmethod
+    def head_names(cls, config: ModelConfig) -> tuple[str, ...]:
+        """Paths of the parameters that `logits` reads."""
+        ...
+
+    def __call__(self, batch: BatchMetadata, kv: Leaves) -> tuple[jax.Array, Leaves]: ...
+
+    def logits(self, hidden: jax.Array) -> jax.Array: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitModel:
+    """A model as pure functions over a flat tuple of arrays: jit dispatches few leaves quickly.
+
+    Nothing here holds weights. `forward` and `logits` are to be traced, not called eagerly.
+    """
+
+    config: ModelConfig
+    runs: Runs
+    attention: str | None
+    names: tuple[str, ...]  # path of each leaf, in the order of the leaves
+    params: dict[str, jax.ShapeDtypeStruct]
+    tensors: tuple[TensorSpec, ...]  # what the checkpoint must hold
+    head_names: tuple[str, ...]  # the leaves that `logits` needs, in its order
+    _graphdef: Any
+    _treedef: Any
+
+    def forward(self, leaves: Leaves, kv: Leaves, batch: BatchMetadata) -> tuple[jax.Array, Leaves]:
+        """One step over ragged token rows.
+
+        Args:
+            leaves: the weights, in the order of `names`.
+            kv: the pages of each run, shaped as `kv_shapes` says; donate them.
+            batch: T token rows.
+
+        Returns:
+            hidden [T, D] after the final norm, in the weights' dtype; and kv, updated.
+        """
+        return self._model(leaves)(batch, kv)
+
+    def logits(self, head_leaves: Leaves, hidden: jax.Array) -> jax.Array:
+        """hidden [N, D] -> float32 [N, V]; `head_leaves` in the order of `head_names`."""
+        given = dict(zip(self.head_names, head_leaves, strict=True))
+        return self._model([given.get(name, self.params[name]) for name in self.names]).logits(hidden)
+
+    def kv_specs(self, page_size: int, dtype: str) -> tuple[KVCacheSpec, ...]:
+        """What each layer keeps per token."""
+        specs = (layer.attention for layer in self.config.layers)
+        return tuple(FullKV(page_size, spec.num_kv_heads, spec.head_dim, dtype) for spec in specs)
+
+    def kv_shapes(self, num_pages: int, page_size: int, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The page array of each run, in the layout of the attention implementation."""
+        return tuple(
+            pallas_kernels.kv_cache_shape(
+                num_layers,
+                num_pages,
+                page_size,
+                spec.attention.num_kv_heads,
+                spec.attention.head_dim,
+                jnp.dtype(dtype),
+                implementation=self.attention,
+            )
+            for spec, num_layers in self.runs
+        )
+
+    def _model(self, leaves: Sequence[Any]) -> Any:
+        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
+
+
+def split_model(
+    config: ModelConfig, dtype: str, attention: str | None = None, *, stack_layers: bool = True
+) -> SplitModel:
+    """Build the family of `config` abstractly and split it once.
+
+    Args:
+        dtype: of weights and activations: "float32", "bfloat16" or "float16".
+        attention: kernel implementation; None is the platform's best.
+        stack_layers: scan over equal layers (one compiled body, few leaves). Without, each layer is
+            a run of its own: slower to compile, and no slice of the stack is copied before a matmul.
+
+    Raises:
+        UnsupportedModel: no family runs this architecture, or the family lacks something it asks for.
+    """
+    family = model_class(config.architecture)
+    family.check(config)
+    runs = config.runs() if stack_layers else tuple((spec, 1) for spec in config.layers)
+    model = nnx.eval_shape(lambda: family(config, runs, jnp.dtype(dtype), attention))
+    graphdef, state = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(state)
+    names = tuple(".".join(map(str, path)) for path, _ in nnx.to_flat_state(state))
+    return SplitModel(
+        config=config,
+        runs=runs,
+        attention=attention,
+        names=names,
+        params=dict(zip(names, leaves, strict=True)),
+        tensors=family.tensors(config, runs),
+        head_names=family.head_names(config),
+        _graphdef=graphdef,
+        _treedef=treedef,
+    )
