@@ -157,8 +157,14 @@ def _load_and_compile(
 
     with ThreadPoolExecutor(1, "jaxllm-load") as pool:
         weights = pool.submit(load_in_phase)
+
+        def progress(done: int, total: int) -> None:
+            if weights.done():
+                weights.result()  # a broken checkpoint is told at once, not after the last program
+            options.progress("compile", done, total)
+
         with options.phase("compile"):
-            programs = compile_all(make_specs(), device, progress=partial(options.progress, "compile"))
+            programs = compile_all(make_specs(), device, progress=progress)
         return weights.result(), programs
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Traced, Wrapped
 
 from jaxllm.layers.batch import BatchMetadata, Bucket
 from jaxllm.runner.batch_builder import DIFF_CHUNK
@@ -34,7 +35,7 @@ class ProgramSpec:
     """A jitted function to compile before ready, with the shapes it will be called with."""
 
     name: str
-    jitted: jax.stages.Wrapped
+    jitted: Wrapped
     arguments: tuple[Any, ...]  # pytrees of ShapeDtypeStruct
 
     @staticmethod
@@ -44,7 +45,7 @@ class ProgramSpec:
         """`donated`: positions of the arguments whose memory the results take."""
         return ProgramSpec(name, jax.jit(function, donate_argnums=donated), arguments)
 
-    def trace(self, device: jax.Device) -> jax.stages.Traced:
+    def trace(self, device: jax.Device) -> Traced:
         """Trace for `device`. jax keeps the trace, so a second call for the same device is cheap."""
         placement = jax.sharding.SingleDeviceSharding(device)
         placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placement), self.arguments)

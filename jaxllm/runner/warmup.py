@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+from jax.stages import Compiled
 
 from jaxllm.layers.batch import Bucket
 from jaxllm.runner.step import ProgramSpec, ProgramSpecs, SampleKey
@@ -29,9 +30,9 @@ _CACHE_SETTINGS = {
 class Programs:
     """Compiled executables, called directly in the hot path: a wrong shape is an error, never a compilation."""
 
-    forward: dict[Bucket, jax.stages.Compiled]
-    sample: dict[SampleKey, jax.stages.Compiled]
-    set_pages: jax.stages.Compiled
+    forward: dict[Bucket, Compiled]
+    sample: dict[SampleKey, Compiled]
+    set_pages: Compiled
     temporary_bytes: dict[str, int]  # by program name, from the compiler
 
     @property
@@ -43,7 +44,7 @@ class Programs:
         return max(self.temporary_bytes.values())
 
 
-def compile_program(spec: ProgramSpec, device: jax.Device) -> jax.stages.Compiled:
+def compile_program(spec: ProgramSpec, device: jax.Device) -> Compiled:
     """Trace, lower and compile one program for one device."""
     return spec.trace(device).lower().compile()
 
@@ -53,18 +54,24 @@ def compile_all(
     device: jax.Device,
     *,
     num_threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None],
 ) -> Programs:
-    """Every program of `specs`, compiled for `device`; `progress(done, total)` after each."""
+    """Every program of `specs`, compiled for `device`; `progress(done, total)` after each.
+
+    An exception, of `progress` too, ends it early.
+    """
     pending = list(specs)
     threads = num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1))
-    compiled: dict[str, jax.stages.Compiled] = {}
+    compiled: dict[str, Compiled] = {}
     with ThreadPoolExecutor(threads, "jaxllm-compile") as pool:
         jobs = {pool.submit(compile_program, spec, device): spec.name for spec in pending}
-        for job in as_completed(jobs):
-            compiled[jobs[job]] = job.result()
-            if progress is not None:
+        try:
+            for job in as_completed(jobs):
+                compiled[jobs[job]] = job.result()
                 progress(len(compiled), len(pending))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not
+            raise
     return Programs(
         forward={bucket: compiled[spec.name] for bucket, spec in specs.forward.items()},
         sample={key: compiled[spec.name] for key, spec in specs.sample.items()},
@@ -73,7 +80,7 @@ def compile_all(
     )
 
 
-def temporary_bytes(program: jax.stages.Compiled) -> int:
+def temporary_bytes(program: Compiled) -> int:
     """Device memory that `program` needs beside its arguments and results; 0 where the backend does not say."""
     analysis: Any = program.memory_analysis()
     return int(analysis.temp_size_in_bytes) if analysis is not None else 0

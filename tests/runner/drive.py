@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 
 from jaxllm.config.engine import CacheConfig, SchedulerConfig
@@ -20,18 +21,21 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 
 def start_oracle(
     *,
-    num_pages: int = 40,
-    max_num_seqs: int = 4,
+    num_pages: int | None = 40,
+    memory_bytes: int | None = None,
+    max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
     max_model_len: int = 64,
+    page_size: int = PAGE_SIZE,
     dtype: str = "float32",
+    load: Callable[[], dict[str, jax.Array]] | None = None,
     options: StartOptions | None = None,
 ) -> Runner:
     model = OracleModel(dtype)
     return start_split_model(
         model,  # type: ignore[arg-type]
-        model.weights,
-        cache=CacheConfig(page_size=PAGE_SIZE, num_pages=num_pages, dtype=dtype),
+        load or model.weights,
+        cache=CacheConfig(page_size=page_size, num_pages=num_pages, memory_bytes=memory_bytes, dtype=dtype),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,11 @@ import pytest
 
 from jaxllm.runner.runner import Runner
 from jaxllm.types.step import SchedulerOutput
-from tests.runner.drive import PAGE_SIZE, Piece, Planner, run, start_oracle
+from tests.runner.drive import PAGE_SIZE, Piece, Planner, run
 from tests.runner.oracle_model import VOCAB, greedy_continuation
 
 NUM_PAGES = 40
 LAST_PAGE = NUM_PAGES - 1
-
-
-@pytest.fixture(scope="module")
-def shared_runner() -> Iterator[Runner]:
-    runner = start_oracle(num_pages=NUM_PAGES)
-    yield runner
-    runner.close()
-
-
-@pytest.fixture
-def runner(shared_runner: Runner) -> Iterator[Runner]:
-    yield shared_runner
-    assert shared_runner.compilations_after_ready == 0
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -106,19 +93,19 @@ def test_entries_of_a_longer_request_that_held_the_slot_are_not_seen(runner: Run
     assert list(run(runner, plan)["b"]) == greedy_continuation(ids, 1)
 
 
-def test_more_page_table_changes_than_a_step_holds_are_sent_ahead() -> None:
-    runner = start_oracle(num_pages=1600, max_num_seqs=2, max_model_len=6000)
+def test_more_page_table_changes_than_a_step_holds_are_sent_ahead(start: Callable[..., Runner]) -> None:
+    runner = start(num_pages=1600, max_num_seqs=2, max_model_len=6000)
     planner, pages = Planner(), np.random.default_rng(0).permutation(np.arange(1, 1600))[:1400].tolist()
     ids, size = prompt(5600, 10), 32
     new, given = [planner.new("a", 1, ids)], {1: pages}
     sent = runner.stats().num_host_to_device
-    for start in range(0, 96, size):
-        run(runner, planner.plan([Piece("a", 1, start, size, samples=False)], new, given))
+    for first in range(0, 96, size):
+        run(runner, planner.plan([Piece("a", 1, first, size, samples=False)], new, given))
         new, given = [], {}
     assert runner.stats().num_host_to_device - sent == 3 + 2  # 1400 changes: 2 overflow chunks beside 3 steps
     table = np.asarray(runner._state.page_table)
     assert table[1, :1400].tolist() == pages
-    assert not table[2].any(), "the spare slot's pages are the null page"
+    assert not table[-1].any(), "the spare slot's pages are the null page"
     short = [planner.new("b", 0, ids[:96], num_cached=92)]
     plan = planner.plan([Piece("b", 0, 92, 4)], short, {0: pages[:24]})
     assert list(run(runner, plan)["b"]) == greedy_continuation(ids[:96], 1)
@@ -172,8 +159,8 @@ def test_a_plan_this_runner_cannot_compute_is_refused(runner: Runner) -> None:
         runner.submit(SchedulerOutput(step_id=1, new=(), rows=rows, page_diffs=(), num_steps=2))
 
 
-def test_bfloat16_pages_and_activations_give_the_same_tokens() -> None:
-    runner = start_oracle(dtype="bfloat16")
+def test_bfloat16_pages_and_activations_give_the_same_tokens(start: Callable[..., Runner]) -> None:
+    runner = start(dtype="bfloat16", max_num_seqs=2, max_num_batched_tokens=16)
     ids, planner = prompt(6, 12), Planner()
     plan = planner.plan([Piece("a", 0, 0, 6)], [planner.new("a", 0, ids)], {0: [5, 9, 1]})
     tokens = [*run(runner, plan)["a"], *decode(runner, planner, "a", 0, 6, 5)]
@@ -182,8 +169,8 @@ def test_bfloat16_pages_and_activations_give_the_same_tokens() -> None:
     runner.close()
 
 
-def test_closing_twice_gives_the_pages_back() -> None:
-    runner = start_oracle()
+def test_closing_twice_gives_the_pages_back(start: Callable[..., Runner]) -> None:
+    runner = start()
     planner = Planner()
     runner.submit(planner.plan([Piece("a", 0, 0, PAGE_SIZE)], [planner.new("a", 0, prompt(4))], {0: [1]}))
     kv = runner._state.kv[0]
