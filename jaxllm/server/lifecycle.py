@@ -21,18 +21,14 @@ _DEAD_ENGINE_S = 2.0  # for the engine to end its own requests with its own word
 
 
 class Lifecycle:
-    """Watches signals and the engine's health, and tells uvicorn when to stop. One per server.
-
-    `exit_code` is 0 after a first signal (also when the drain ran out), 1 after a second one or
-    after the engine died.
-    """
+    """Watches signals and the engine's health, and tells uvicorn when to stop. One per server."""
 
     def __init__(self, state: ServerState, stop_serving: Callable[[], None]) -> None:
         self._state = state
         self._stop_serving = stop_serving
         self._num_signals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.exit_code = 0
+        self._forced = False
 
     def start(self, *, handle_signals: bool) -> None:
         """Call inside the event loop; signals only in the main thread."""
@@ -42,9 +38,17 @@ class Lifecycle:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.on_signal)
 
-    def stop(self) -> None:
+    def finish(self) -> int:
+        """Stop watching. The exit code: 0 after one signal, 1 after a second or with a dead engine."""
         for task in tuple(self._tasks):
             task.cancel()
+        if self._forced:
+            return 1
+        try:
+            self._state.check_alive()
+        except EngineDead:
+            return 1
+        return 0
 
     def on_signal(self) -> None:
         """First: take no new work, drain, stop. Second: cut what runs and be gone within 2 s."""
@@ -53,7 +57,7 @@ class Lifecycle:
             self._state.draining = True
             self._spawn(self._drain())
         elif self._num_signals == 2:
-            self.exit_code = 1
+            self._forced = True
             self._state.interrupt_all("the server was told to stop at once")
             self._stop_serving()
             # Not a timer of the loop: the loop itself may be what hangs.
@@ -79,7 +83,6 @@ class Lifecycle:
             await asyncio.sleep(_HEALTH_INTERVAL_S)
         grace_s = state.config.engine_dead_grace_s
         logger.error("the engine is dead: %s; the server answers 503 and exits in %g s", state.failure, grace_s)
-        self.exit_code = 1
         await asyncio.sleep(min(_DEAD_ENGINE_S, grace_s))
         state.interrupt_all(f"the engine is dead: {state.failure}")
         await asyncio.sleep(max(0.0, grace_s - _DEAD_ENGINE_S))

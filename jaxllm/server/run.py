@@ -98,12 +98,11 @@ async def _serve(served: Served, config: ServerConfig, listener: socket.socket) 
         await server.serve(sockets=[listener])
     except OSError as error:
         raise _taken(config.host, config.port, error) from None
-    lifecycle.stop()
-    if lifecycle.exit_code:
-        _leave(lifecycle.exit_code)
+    if lifecycle.finish():
+        _leave(1)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(served.engine.close(), _CLOSE_ENGINE_S)
-    return lifecycle.exit_code
+    return 0
 
 
 def _leave(exit_code: int) -> None:

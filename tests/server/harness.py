@@ -87,7 +87,7 @@ def running(
     async def main() -> None:
         lifecycle.start(handle_signals=False)
         await server.serve(sockets=[listener])
-        lifecycle.stop()
+        lifecycle.finish()
         executor.release()
         await engine.close()
 

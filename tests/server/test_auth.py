@@ -83,7 +83,8 @@ def test_both_headers_and_every_key_are_accepted(guarded: Running) -> None:
 
 def test_openais_client_is_refused_with_its_own_class(guarded: Running) -> None:
     with openai.OpenAI(base_url=guarded.url + "/v1", api_key="wrong", max_retries=0) as client:
-        pytest.raises(openai.AuthenticationError, client.models.list)
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
         allowed = client.with_options(api_key="other")
         assert [model.id for model in allowed.models.list()] == ["scripted"]
 
