@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -46,14 +47,14 @@ class _Call:
 async def create(request: Request) -> Response:
     state = state_of(request)
     body = await read_request(state, request, CompletionRequest)
-    call = _checked(state, request, body)
+    call = await _checked(state, request, body)
     if body.stream:
         return EventStream(state, _events(state, call))
     async with state.guard(request.receive):
         return json_response(await _whole(state, call))
 
 
-def _checked(state: ServerState, request: Request, body: CompletionRequest) -> _Call:
+async def _checked(state: ServerState, request: Request, body: CompletionRequest) -> _Call:
     model = state.resolve_model(body.model)
     generates = body.max_tokens != 0
     if not generates and not body.echo:
@@ -61,7 +62,9 @@ def _checked(state: ServerState, request: Request, body: CompletionRequest) -> _
     params = completion_params(body if generates else msgspec.structs.replace(body, max_tokens=1), state.default_params)
     adds_special = body.add_special_tokens is not False
     prompts = parse_prompts(body.prompt, adds_special)
-    echoed = echoed_prompts(state.engine, prompts, params, generates=generates) if body.echo else ()
+    echoed: Sequence[EchoedPrompt] = ()
+    if body.echo:  # may tokenise, which takes long for a long text
+        echoed = await asyncio.to_thread(echoed_prompts, state.engine, prompts, params, generates=generates)
     request_id = visible_id("cmpl", request, body)
     job = Job(
         prompts=prompts,
