@@ -153,7 +153,8 @@ def _llama3_rope(scaling: Keys, theta: float, max_positions: int) -> RopeSpec:
 def from_gguf(file: GGUFFile) -> ModelConfig:
     """The model of a GGUF file of architecture "llama".
 
-    Embeddings are tied where the file has no `output.weight`; biases are those the first layer has. The shape of `token_embd.weight`
+    Embeddings are tied where the file has no `output.weight`; biases are those the first layer has.
+    The shape of `token_embd.weight`
     gives the vocabulary, which the metadata need not state.
 
     Raises:
