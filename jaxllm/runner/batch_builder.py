@@ -44,7 +44,7 @@ class BatchBuilder:
         step = layout.split(packed)
         _fill_tokens(step, rows, slots)
         _fill_rows(step, rows, bucket, self._spare_slot)
-        sampled = np.flatnonzero(rows.samples)
+        sampled = np.flatnonzero(rows.samples).astype(np.int32)
         self._fill_samples(step, rows, sampled, slots)
         overflow = self._fill_diffs(step, plan.page_diffs[0] if plan.page_diffs else PageTableDiff())
         return HostBatch(

@@ -46,7 +46,7 @@ class CompileGuard:
         finally:
             self._watched.what = None
 
-    def _on_event(self, event: str, duration_s: float, **details: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **details: Any) -> None:
         what = getattr(self._watched, "what", None)
         if event != BACKEND_COMPILE or what is None:
             return
@@ -54,6 +54,6 @@ class CompileGuard:
         _log.error(
             "compiled after ready, in %s: %.3f s, %s; a shape was not warmed up",
             what,
-            duration_s,
+            duration_secs,
             details or "no details",
         )

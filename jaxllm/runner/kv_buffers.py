@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 if TYPE_CHECKING:
+    from jaxlib._jax import Device  # to a type checker jax.Device is a variable, not a type
+
     from jaxllm.models.base import SplitModel
+else:
+    Device = jax.Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def num_bytes(array: jax.ShapeDtypeStruct) -> int:
     return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
 
 
-def allocate(shapes: DeviceShapes, device: jax.Device) -> DeviceState:
+def allocate(shapes: DeviceShapes, device: Device) -> DeviceState:
     """Zeroed arrays on `device`, made once before ready."""
     zeros = [jnp.zeros(a.shape, a.dtype, device=device) for a in (*shapes.kv, shapes.page_table, shapes.last_tokens)]
     jax.block_until_ready(zeros)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
-
 from jaxllm.config.engine import CacheConfig
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.memory.plan import KVCachePlan, KVGroup, group_layers, plan_kv
 from jaxllm.memory.spec import pages_for
-from jaxllm.runner.kv_buffers import num_bytes
+from jaxllm.runner.kv_buffers import Device, num_bytes
 
 if TYPE_CHECKING:
     from jaxllm.models.base import SplitModel
@@ -70,7 +68,7 @@ def page_bytes(model: SplitModel, page_size: int, kv_dtype: str) -> int:
     return two - one
 
 
-def total_memory(device: jax.Device, utilization: float) -> int:
+def total_memory(device: Device, utilization: float) -> int:
     """Bytes that all of this may take on `device`: free memory on a CPU, else a share of the device's.
 
     Raises:
@@ -110,7 +108,7 @@ def plan_pages(
     *,
     max_num_seqs: int,
     max_model_len: int,
-    device: jax.Device,
+    device: Device,
     budget_bytes: int,
     probe_temporaries: Callable[[], int],
 ) -> KVCachePlan:

@@ -16,7 +16,7 @@ from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.memory.spec import pages_for
 from jaxllm.runner.batch_builder import BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
-from jaxllm.runner.kv_buffers import DeviceShapes, allocate
+from jaxllm.runner.kv_buffers import Device, DeviceShapes, allocate
 from jaxllm.runner.memory_plan import MemoryPlan, plan_pages, total_memory, weights_bytes
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.slots import Slots
@@ -48,7 +48,7 @@ class StartOptions:
     """What start-up needs beside the model and the engine's own settings."""
 
     eos_ids: Sequence[int] = ()
-    device: jax.Device | None = None  # None: jax's first
+    device: Device | None = None  # None: jax's first
     cache_dir: Path | None = None  # root of the persistent compilation cache; None: none
     phase: Phase = _no_phase  # entered around "plan", "weights", "compile", "allocate"; the middle two at the same time
     progress: Progress = _no_progress
@@ -146,7 +146,7 @@ def empty_step(step_id: int) -> SchedulerOutput:
 def _load_and_compile(
     load: Callable[[], dict[str, jax.Array]],
     make_specs: Callable[[], ProgramSpecs],
-    device: jax.Device,
+    device: Device,
     options: StartOptions,
 ) -> tuple[dict[str, jax.Array], Programs]:
     """Reading weights waits for the disk and compiling for XLA: they share the time."""
@@ -176,7 +176,7 @@ class _Start:
     cache: CacheConfig
     scheduler: SchedulerConfig
     min_rows: int
-    device: jax.Device
+    device: Device
 
     @property
     def pages_per_request(self) -> int:

@@ -18,7 +18,7 @@ from jax.stages import Traced, Wrapped
 from jaxllm.layers.batch import BatchMetadata, Bucket
 from jaxllm.runner.batch_builder import DIFF_CHUNK
 from jaxllm.runner.buckets import Buckets
-from jaxllm.runner.kv_buffers import DeviceShapes
+from jaxllm.runner.kv_buffers import Device, DeviceShapes
 from jaxllm.runner.packed import PackedLayout, PackedStep
 from jaxllm.sampling.sampler import sample as sample_tokens
 from jaxllm.sampling.state import NUM_COLUMNS, unpack
@@ -45,7 +45,7 @@ class ProgramSpec:
         """`donated`: positions of the arguments whose memory the results take."""
         return ProgramSpec(name, jax.jit(function, donate_argnums=donated), arguments)
 
-    def trace(self, device: jax.Device) -> Traced:
+    def trace(self, device: Device) -> Traced:
         """Trace for `device`. jax keeps the trace, so a second call for the same device is cheap."""
         placement = jax.sharding.SingleDeviceSharding(device)
         placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placement), self.arguments)
@@ -159,7 +159,7 @@ def program_specs(
     layouts: dict[Bucket, PackedLayout],
     shapes: DeviceShapes,
     page_size: int,
-    device: jax.Device,
+    device: Device,
 ) -> ProgramSpecs:
     """Traces the smallest forward program, to learn what hidden rows look like."""
     forward = {b: forward_spec(model, layouts[b], shapes, page_size) for b in buckets.forward}

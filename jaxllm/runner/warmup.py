@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled
 
 from jaxllm.layers.batch import Bucket
+from jaxllm.runner.kv_buffers import Device
 from jaxllm.runner.step import ProgramSpec, ProgramSpecs, SampleKey
 
 MAX_THREADS = 4
@@ -44,14 +45,14 @@ class Programs:
         return max(self.temporary_bytes.values())
 
 
-def compile_program(spec: ProgramSpec, device: jax.Device) -> Compiled:
+def compile_program(spec: ProgramSpec, device: Device) -> Compiled:
     """Trace, lower and compile one program for one device."""
     return spec.trace(device).lower().compile()
 
 
 def compile_all(
     specs: ProgramSpecs,
-    device: jax.Device,
+    device: Device,
     *,
     num_threads: int | None = None,
     progress: Callable[[int, int], None],
@@ -86,7 +87,7 @@ def temporary_bytes(program: Compiled) -> int:
     return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
 
-def cache_folder(root: Path, device: jax.Device, model: object) -> Path:
+def cache_folder(root: Path, device: Device, model: object) -> Path:
     """One folder per jax version, kind of device and model (`model`: anything whose repr tells models apart)."""
     kind = re.sub(r"[^A-Za-z0-9]+", "-", device.device_kind).strip("-").lower() or device.platform
     digest = hashlib.sha256(repr(model).encode()).hexdigest()[:16]
@@ -96,11 +97,12 @@ def cache_folder(root: Path, device: jax.Device, model: object) -> Path:
 @contextmanager
 def persistent_cache(folder: Path | None) -> Iterator[None]:
     """Compile through `folder` inside the block. A cache that the process already has stays in force."""
-    if folder is None or jax.config.jax_compilation_cache_dir:
+    config: Any = jax.config
+    if folder is None or config.jax_compilation_cache_dir:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    before = {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+    before = {name: getattr(config, name) for name in _CACHE_SETTINGS}
     _configure({**_CACHE_SETTINGS, "jax_compilation_cache_dir": str(folder)}.items())
     try:
         yield

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,15 @@ from tests.runner.drive import start_oracle
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runner]:
-    """`start_oracle` through one compilation cache: most of these Runners share their programs."""
-    return partial(start_oracle, options=StartOptions(cache_dir=tmp_path_factory.mktemp("compiled")))
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One compilation cache for all: most Runners of these tests share programs."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def start(compile_cache: Path) -> Callable[..., Runner]:
+    """`start_oracle` through the shared compilation cache."""
+    return partial(start_oracle, options=StartOptions(cache_dir=compile_cache))
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from jaxllm.runner.warmup import cache_folder, persistent_cache
 from tests.runner.drive import Piece, Planner, run, start_oracle
 
 SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
+UNSEEN = {**SMALL, "max_model_len": 52}  # shapes of no other test, which jax would remember
 
 
 def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> No
 
     options = StartOptions(cache_dir=tmp_path, phase=phase, progress=lambda *seen: progress.append(seen))
     before = jax.config.jax_compilation_cache_dir
-    first = start_oracle(**SMALL, options=options)
+    first = start_oracle(**UNSEEN, options=options)
     num_programs = first.stats().num_programs
     files = set(tmp_path.rglob("*-cache"))
     assert len(files) >= num_programs
@@ -45,7 +46,7 @@ def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> No
     assert phases[:2] == ["plan", "plan done"]
     assert phases[-2:] == ["allocate", "allocate done"]
     assert threads["weights"] != threads["compile"], "weights are read while programs compile"
-    second = start_oracle(**SMALL, options=options)
+    second = start_oracle(**UNSEEN, options=options)
     assert set(tmp_path.rglob("*-cache")) == files
     assert jax.config.jax_compilation_cache_dir == before
     first.close()
@@ -72,12 +73,12 @@ def test_memory_that_is_not_there_is_refused_before_weights_and_programs() -> No
         start_oracle(num_pages=None, memory_bytes=64, max_model_len=64)
 
 
-def test_an_error_in_loading_weights_reaches_the_caller() -> None:
+def test_an_error_in_loading_weights_reaches_the_caller(compile_cache: Path) -> None:
     def load() -> dict[str, jax.Array]:
         raise CapacityError("no such weights")
 
     compiled: list[int] = []
-    options = StartOptions(progress=lambda phase, done, total: compiled.append(done))
+    options = StartOptions(cache_dir=compile_cache, progress=lambda phase, done, total: compiled.append(done))
     with pytest.raises(CapacityError, match="no such weights"):
         start_oracle(**SMALL, load=load, options=options)
     assert not compiled, "nothing more is compiled for weights that do not come"
