@@ -81,14 +81,14 @@ class KVManager:
 
     def grow(self, request: Request, num_tokens: int) -> NewPages | None:
         """Make room for `num_tokens` tokens in all; None, and no change, if pages are short."""
+        if request.pages and num_tokens <= len(request.pages[0]) * self.page_size:
+            return self._no_pages  # most calls: page tables have the same length in all groups
         if not request.pages:
             request.pages = [[] for _ in self._pools]
             self._record(request)
         missing = [
             rules.num_pages(num_tokens) - len(pages) for rules, pages in zip(self._rules, request.pages, strict=True)
         ]
-        if max(missing) <= 0:
-            return self._no_pages
         if any(num > pool.num_free for num, pool in zip(missing, self._pools, strict=True)):
             return None
         return tuple(

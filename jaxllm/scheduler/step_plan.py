@@ -20,12 +20,9 @@ class Piece(NamedTuple):
     start: int  # position of its first token
     num_tokens: int
     samples: bool
+    is_decode: bool  # one token, past the prompt
     is_new: bool
     new_pages: NewPages
-
-    @property
-    def is_decode(self) -> bool:
-        return self.num_tokens == 1 and self.start >= len(self.request.prompt_ids)
 
 
 class StepPlan:
@@ -55,7 +52,10 @@ class StepPlan:
         if new_pages is None:
             return False
         samples = start + num_tokens == request.num_tokens + request.num_pending
-        self._pieces[request] = Piece(request, request.num_preemptions, start, num_tokens, samples, is_new, new_pages)
+        is_decode = num_tokens == 1 and start >= len(request.prompt_ids)
+        self._pieces[request] = Piece(
+            request, request.num_preemptions, start, num_tokens, samples, is_decode, is_new, new_pages
+        )
         self.budget -= num_tokens
         request.num_in_flight += num_tokens
         request.num_pending += samples

@@ -132,6 +132,16 @@ def test_a_released_request_finds_its_own_pages_again_with_its_output() -> None:
     kv.check()
 
 
+def test_new_pages_after_a_release_are_indexed_again() -> None:
+    kv = make()
+    request = run(kv, ask(*range(40)))
+    kv.release(request)
+    assert kv.reset_prefix_cache()
+    kv.grow(request, 40)
+    kv.commit(request)
+    assert kv.match_prefix(ask(*range(40))) == 32
+
+
 @pytest.mark.parametrize(
     "params", [SamplingParams(skip_reading_prefix_cache=True), SamplingParams(prompt_logprobs=1)], ids=["skip", "plp"]
 )

@@ -5,7 +5,7 @@ import struct
 from itertools import combinations
 from typing import Any
 
-from jaxllm.memory.prefix import ROOT_DIGEST, PageHasher
+from jaxllm.memory.prefix import ROOT_DIGEST, PageHasher, extra_keys
 from jaxllm.types.request import Request
 from jaxllm.types.sampling import SamplingParams
 
@@ -78,3 +78,10 @@ def test_pfx_04_media_that_overlap_a_page_are_in_its_name() -> None:
 
 def test_media_outside_a_page_do_not_touch_its_name() -> None:
     assert digests(TOKENS, media_keys=(("cat", 8, 4),))[:2] == digests(TOKENS)[:2]
+
+
+def test_the_salt_is_in_the_first_page_only_and_the_adapter_in_all() -> None:
+    request = Request("r", TOKENS, SamplingParams(), 0.0, adapter_id="a", cache_salt="s")
+    first, second = (extra_keys(request, index, 4) for index in (0, 1))
+    assert first == b"A\x01\x00\x00\x00aS\x01\x00\x00\x00s"
+    assert second == b"A\x01\x00\x00\x00a"
