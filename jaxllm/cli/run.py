@@ -1,0 +1,125 @@
+"""`jaxllm run`: an offline batch. Prompts from --prompt or --prompts, text or JSON lines out.
+
+A wrong prompt (empty, too long, ids outside the vocabulary, a bad sampling field) is wrong usage:
+exit code 2, the message says which one, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.cli.flags import Flag, given_sampling, parse, sampling_flags, schema_flags
+from jaxllm.cli.prompts import Job, jobs_from_file, jobs_from_flags, params_of
+from jaxllm.cli.report import print_summary, printing_report, progress_bars
+from jaxllm.config.engine import EngineArgs
+from jaxllm.errors import ConfigError, RequestError
+from jaxllm.types.outputs import RequestOutput, TokenLogprob
+from jaxllm.types.sampling import OutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.inputs import TokensPrompt
+    from jaxllm.llm import LLM
+
+_OWN_FLAGS = [
+    Flag("model", "text", "folder, .gguf file, Hub id or alias; default smollm2-135m", positional=True),
+    Flag("prompt", "texts", "text to complete; may be repeated", (), repeats=True),
+    Flag("prompts", "text", "file of JSON lines: prompt, messages or prompt_token_ids, sampling fields beside it"),
+    Flag("json", "switch", "one JSON object a prompt, in order, on stdout", False),
+    Flag("verbose", "switch", "say what start-up does", False, ("v",)),
+]
+
+
+def main(argv: list[str]) -> int:
+    engine = schema_flags(EngineArgs, leave_out=("model", "seed"))
+    values = parse("run", __doc__ or "", [*_OWN_FLAGS, *sampling_flags(), *engine], argv, schemas=(EngineArgs,))
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    given = given_sampling(values)
+    jobs = _jobs(values)
+    for job in jobs:
+        params_of(job, given)  # a wrong field should not cost a start-up
+    seed = abs(given["seed"]) if isinstance(given.get("seed"), int) else 0
+    engine_values: dict[str, Any] = {f.name: values[f.name] for f in fields(EngineArgs)}
+    args = EngineArgs(**{**engine_values, "seed": seed})
+    outputs = _run(args, jobs, given, verbose=values["verbose"])
+    for index, output in enumerate(outputs):
+        _print_json(output) if values["json"] else _print_text(output, index, len(outputs))
+    return 0
+
+
+def _jobs(values: dict[str, Any]) -> list[Job]:
+    jobs = jobs_from_flags(values["prompt"])
+    if values["prompts"] is not None:
+        jobs += jobs_from_file(Path(values["prompts"]).expanduser())
+    if not jobs:
+        raise ConfigError("no prompts; give --prompt TEXT (repeatable) or --prompts FILE.jsonl")
+    return jobs
+
+
+def _run(args: EngineArgs, jobs: Sequence[Job], given: dict[str, Any], *, verbose: bool) -> list[RequestOutput]:
+    from jaxllm.llm import LLM
+
+    report = printing_report() if verbose else None
+    flags = {f.name: getattr(args, f.name) for f in fields(EngineArgs)}
+    with progress_bars() as progress, LLM(report=report, progress=progress, **flags) as llm:
+        if report is not None:
+            print_summary(report)
+        defaults = llm.default_sampling_params()
+        own = {f.name: getattr(defaults, f.name) for f in fields(SamplingParams)}
+        params = [replace(params_of(job, own, given), output_kind=OutputKind.DELTA) for job in jobs]
+        prompts = [_prompt(llm, job) for job in jobs]
+        num_finished = 0
+
+        def watch(output: RequestOutput) -> None:
+            nonlocal num_finished
+            num_finished += output.finished
+            progress("prompts", num_finished, len(jobs))
+
+        return llm.generate(prompts, params, on_update=watch)
+
+
+def _prompt(llm: LLM, job: Job) -> TokensPrompt:
+    from jaxllm.engine.inputs import TextPrompt, TokensPrompt
+
+    try:
+        if job.kind == "messages":
+            return llm.prepare(llm.render(job.content))
+        return llm.prepare(TextPrompt(job.content) if job.kind == "prompt" else TokensPrompt(job.content))
+    except RequestError as error:
+        raise RequestError(f"{job.where}: {error}", param=error.param) from None
+
+
+def _print_text(output: RequestOutput, index: int, count: int) -> None:
+    if count > 1:
+        print(f"=== {index}")
+    print(output.outputs[0].text)
+
+
+def _print_json(output: RequestOutput) -> None:
+    completion, usage = output.outputs[0], output.usage
+    line: dict[str, Any] = {
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "token_ids": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+    }
+    if completion.logprobs is not None:
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        line["logprobs"] = [_logprob(token_id, entries) for token_id, entries in pairs]
+    sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _logprob(token_id: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    sampled = next(entry for entry in entries if entry.token_id == token_id)
+    top = [[entry.token_id, entry.logprob] for entry in sorted(entries, key=lambda entry: entry.rank)]
+    return {"token_id": token_id, "logprob": sampled.logprob, "rank": sampled.rank, "top": top}
