@@ -140,7 +140,8 @@ def test_dtype_has_vllms_spellings(name: Any, dtype: str) -> None:
 def test_what_the_user_set_is_kept() -> None:
     args = EngineArgs(
         max_model_len=100, max_num_seqs=3, max_num_batched_tokens=9, page_size=4, num_pages=50,
-        kv_cache_dtype="float16", kv_cache_memory_bytes=10**6, enable_prefix_caching=False, async_scheduling=False, max_num_queued_reqs=7,
+        kv_cache_dtype="float16", kv_cache_memory_bytes=10**6, enable_prefix_caching=False,
+        async_scheduling=False, max_num_queued_reqs=7,
     )  # fmt: skip
     parts = to_parts(args, MODEL, "cpu")
     assert (parts.scheduler.max_model_len, parts.scheduler.max_num_seqs) == (100, 3)
