@@ -12,10 +12,8 @@ import numpy as np
 from jax import lax
 
 from jaxllm.errors import RequestError
-from jaxllm.types.sampling import GREEDY_BELOW, SamplingParams
+from jaxllm.types.sampling import GREEDY_BELOW, MAX_FORBIDDEN, SamplingParams
 from jaxllm.types.step import Int32Array
-
-MAX_FORBIDDEN = 32  # ids of one request that min_tokens can hold back
 
 # Floats are stored as their bits, so that one int32 array carries all.
 _TEMPERATURE, _TOP_P, _TOP_K, _SEED_LOW, _SEED_HIGH, _MIN_POSITION, _POSITION, _SLOT = range(8)
