@@ -11,10 +11,28 @@ import pytest
 
 import jaxllm
 
-BRAIN = ("errors", "types", "config", "metrics", "tokenizer", "memory", "scheduler", "engine", "testing", "server", "cli")
+BRAIN = (
+    "errors",
+    "types",
+    "config",
+    "metrics",
+    "tokenizer",
+    "memory",
+    "scheduler",
+    "engine",
+    "testing",
+    "server",
+    "cli",
+)
 ROOT = Path(jaxllm.__file__).parent
 
-BLOCKED = "import sys\nfor name in ('jax', 'jaxlib', 'flax', 'pallas_kernels', 'orbax'):\n    sys.modules[name] = None\n"
+
+def block(*names: str) -> str:
+    """Code after which an import of any of `names` fails."""
+    return f"import sys\nfor name in {names!r}:\n    sys.modules[name] = None\n"
+
+
+BLOCKED = block("jax", "jaxlib", "flax", "pallas_kernels", "orbax")
 
 
 def modules_of(room: str) -> list[str]:
@@ -41,7 +59,8 @@ def test_import_jaxllm_imports_nothing_else() -> None:
     code = "import sys\nbefore = set(sys.modules)\nimport jaxllm\nprint(*sorted(set(sys.modules) - before))"
     loaded = run(code).stdout.split()
     assert "jaxllm" in loaded
-    assert {name.partition(".")[0] for name in loaded} & {"jax", "numpy", "msgspec", "tokenizers", "transformers"} == set()
+    heavy = {"jax", "numpy", "msgspec", "tokenizers", "transformers"}
+    assert {name.partition(".")[0] for name in loaded} & heavy == set()
 
 
 def test_public_names_resolve() -> None:
@@ -52,6 +71,6 @@ def test_public_names_resolve() -> None:
 
 
 def test_pallas_kernels_imports_with_jax_and_numpy_alone() -> None:
-    blocked = "import sys\nfor name in ('jaxllm', 'flax', 'transformers', 'tokenizers', 'msgspec'):\n    sys.modules[name] = None\n"
+    blocked = block("jaxllm", "flax", "transformers", "tokenizers", "msgspec")
     done = run(blocked + "import pallas_kernels\nassert callable(pallas_kernels.ragged_paged_attention)")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,37 @@
+"""The default model, started once: a real engine with few pages, so that requests get into each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from jaxllm.build import build_parts
+from jaxllm.config.engine import EngineArgs
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.parts import EngineParts
+
+MAX_MODEL_LEN = 1024
+NUM_PAGES = 71
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    parts: EngineParts
+    engine: Engine
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[RunningModel]:
+    args = EngineArgs(
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        num_pages=NUM_PAGES,
+        generation_config="vllm",
+    )
+    parts = build_parts(args)
+    with Engine(parts) as engine:
+        yield RunningModel(parts, engine)
