@@ -93,7 +93,7 @@ class EngineArgs:
     async_scheduling: bool = setting(True, "plan the next step while one runs")
     max_num_queued_reqs: int | None = setting(None, "refuse requests beyond this many, waiting and running")
 
-    page_size: int | None = setting(None, "tokens in a page of KV memory, a power of two", "block-size")
+    page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")
     num_pages: int | None = setting(
         None, "fixed number of KV pages, the null page included", "num-gpu-blocks-override", human=True
     )
@@ -248,8 +248,8 @@ def _in_range(config: object, name: str, low: float, high: float = float("inf"),
 
 
 def _check_page_size(page_size: int | None) -> None:
-    if page_size is not None and (not 1 <= page_size <= 1024 or page_size & (page_size - 1)):
-        raise ConfigError(f"page_size={page_size} is out of range; accepted: a power of two from 1 to 1024")
+    if page_size is not None and not 1 <= page_size <= 1024:
+        raise ConfigError(f"page_size={page_size} is out of range; accepted: 1 to 1024")
 
 
 def _check_shares(args: EngineArgs) -> None:

@@ -2,6 +2,7 @@
 
 JAXLLM_CACHE_DIR   compiled programs and converted checkpoints; default ~/.cache/jaxllm
 JAXLLM_API_KEY     a key the server asks for, besides those of --api-key
+XLA_FLAGS          read, with LIBTPU_INIT_ARGS, only to tell apart what they made the compiler produce
 HF_HUB_OFFLINE     1: a Hub id is looked up in the local cache alone
 """
 
@@ -34,6 +35,12 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     values = os.environ if variables is None else variables
     key = values.get("JAXLLM_API_KEY", "").strip()
     return Environment(_cache_dir(values), (key,) if key else (), _is_on(values, "HF_HUB_OFFLINE"))
+
+
+def compiler_flags(variables: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """What the environment tells XLA's compilers. The same program compiles to another one under other flags."""
+    values = os.environ if variables is None else variables
+    return values.get("XLA_FLAGS", ""), values.get("LIBTPU_INIT_ARGS", "")
 
 
 def _cache_dir(values: Mapping[str, str]) -> Path:

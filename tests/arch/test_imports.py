@@ -12,17 +12,8 @@ import pytest
 import jaxllm
 
 BRAIN = (
-    "errors",
-    "types",
-    "config",
-    "metrics",
-    "tokenizer",
-    "memory",
-    "scheduler",
-    "engine",
-    "testing",
-    "server",
-    "cli",
+    *("errors", "types", "config", "metrics", "tokenizer", "memory"),
+    *("scheduler", "engine", "testing", "server", "cli"),
 )
 ROOT = Path(jaxllm.__file__).parent
 

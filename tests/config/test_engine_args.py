@@ -68,7 +68,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seqs": 1.5}, "max_num_seqs=1.5 has the wrong type"),
     ({"max_model_len": "long"}, "max_model_len: 'long' is not a count"),
     ({"max_model_len": -1}, "max_model_len=-1 .* not served yet"),
-    ({"page_size": 12}, "page_size=12 .* a power of two"),
+    ({"page_size": 0}, "page_size=0 .* 1 to 1024"),
     ({"num_pages": 1}, "num_pages=1 .* one is the null page"),
     ({"dtype": "int8"}, "dtype='int8' .* 'auto', 'float32'"),
     ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
