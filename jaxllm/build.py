@@ -162,7 +162,7 @@ def _build_on_device(args: EngineArgs, policy: Any, report: StartupReport, progr
     with report.phase("import jax"):
         import jax
     with report.phase("find devices"):
-        backend = _backend(jax.default_backend())
+        backend = _backend(jax.default_backend)
         parts = to_parts(args, model, backend)
     runner = _start_runner(args, checkpoint, model, parts, report, progress)
     report.plan_rows = _plan_rows(runner, parts.cache, parts)
@@ -170,7 +170,11 @@ def _build_on_device(args: EngineArgs, policy: Any, report: StartupReport, progr
     return replace(built, compilations_after_ready=lambda: runner.stats().compilations_after_ready)
 
 
-def _backend(platform: str) -> Backend:
+def _backend(ask: Callable[[], str]) -> Backend:
+    try:
+        platform = ask()
+    except RuntimeError as error:  # JAX_PLATFORMS names none that starts
+        raise ConfigError(f"jax finds no device: {error}") from error
     known: dict[str, Backend] = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
     if platform not in known:
         raise ConfigError(f"jax runs on {platform!r}; accepted: cpu, gpu, tpu (see JAX_PLATFORMS)")
@@ -187,6 +191,7 @@ def _start_runner(
 ) -> Runner:
     with report.phase("import model code"):
         from jaxllm.runner.start import StartOptions, start_runner
+        from pallas_kernels import KernelError
     root = args.compilation_cache_dir
     options = StartOptions(
         eos_ids=sorted(checkpoint.eos_ids),
@@ -194,16 +199,19 @@ def _start_runner(
         phase=report.phase,
         **({} if progress is None else {"progress": progress}),
     )
-    return start_runner(
-        model,
-        None if args.load_format == "dummy" else checkpoint.path,
-        cache=parts.cache,
-        scheduler=parts.scheduler,
-        dtype=parts.dtype,
-        attention=args.attention_implementation,
-        dummy_seed=args.seed,
-        options=options,
-    )
+    try:
+        return start_runner(
+            model,
+            None if args.load_format == "dummy" else checkpoint.path,
+            cache=parts.cache,
+            scheduler=parts.scheduler,
+            dtype=parts.dtype,
+            attention=args.attention_implementation,
+            dummy_seed=args.seed,
+            options=options,
+        )
+    except KernelError as error:  # the kernels know nothing of our errors
+        raise ConfigError(f"attention_implementation={args.attention_implementation!r}: {error}") from error
 
 
 def _assemble(

