@@ -63,7 +63,7 @@ def test_ignore_eos_runs_to_the_full_length(cli: Cli) -> None:
         (["--prompt", "a", "--presence-penalty", "1"], "presence_penalty=1.0 is not served yet"),
         (["--prompt", "a", "--logit-bias", "{"], "--logit-bias"),
         (["--prompt", "a", "--quantization", "int8"], "quantization='int8' is not served yet"),
-        (["--prompt", "a", "--block-size", "7"], "page_size=7"),
+        (["--prompt", "a", "--block-size", "0"], "page_size=0"),
         (["--prompt", "a", "--scheduling-policy", "none"], "policy='none' is unknown"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["no/such/model", "--prompt", "a"], "no/such/model"),
