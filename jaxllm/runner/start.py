@@ -16,12 +16,13 @@ from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.memory.spec import pages_for
 from jaxllm.runner.batch_builder import BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
+from jaxllm.runner.executable_store import ExecutableStore
 from jaxllm.runner.kv_buffers import Device, DeviceShapes, allocate
 from jaxllm.runner.memory_plan import MemoryPlan, plan_pages, total_memory, weights_bytes
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.slots import Slots
-from jaxllm.runner.step import ProgramSpecs, forward_spec, program_specs, sample_spec
-from jaxllm.runner.warmup import Programs, cache_folder, compile_all, persistent_cache, temporary_bytes
+from jaxllm.runner.step import forward_spec, program_specs, sample_spec
+from jaxllm.runner.warmup import Programs, cache_folder, compile_all, hidden_shape, temporary_bytes
 from jaxllm.types.step import ScheduledRows, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class StartOptions:
 
     eos_ids: Sequence[int] = ()
     device: Device | None = None  # None: jax's first
-    cache_dir: Path | None = None  # root of the persistent compilation cache; None: none
+    cache_dir: Path | None = None  # root of the store of compiled programs; None: none
     phase: Phase = _no_phase  # entered around "plan", "weights", "compile", "allocate"; the middle two at the same time
     progress: Progress = _no_progress
 
@@ -116,20 +117,19 @@ def start_split_model(
     options = options or StartOptions()
     device = options.device or jax.devices()[0]
     start = _Start(model, cache, scheduler, min_rows, device)
-    folder = cache_folder(options.cache_dir, device, cache_key) if options.cache_dir else None
-    with persistent_cache(folder):
-        with options.phase("plan"):
-            budget_bytes = total_memory(device, cache.memory_utilization)
-            kv_plan = start.plan(budget_bytes)
-            shapes = start.shapes(kv_plan.num_pages)
-        weights, programs = _load_and_compile(load, lambda: start.specs(shapes), device, options)
-        with options.phase("allocate"):
-            slots = Slots(scheduler.max_num_seqs, scheduler.max_model_len, options.eos_ids)
-            memory = start.memory(shapes, programs, slots, budget_bytes)
-            memory.check()
-            state = allocate(shapes, device)
-            runner = Runner(model, weights, programs, state, start.builder, start.buckets, slots, kv_plan, memory)
-            runner.collect(runner.submit(empty_step(WARM_UP_STEP)))
+    folder = cache_folder(options.cache_dir, device, cache_key)
+    with options.phase("plan"):
+        budget_bytes = total_memory(device, cache.memory_utilization)
+        kv_plan = start.plan(budget_bytes)
+        shapes = start.shapes(kv_plan.num_pages)
+    weights, programs = _load_and_compile(load, partial(start.compile, shapes, folder, cache_key), options)
+    with options.phase("allocate"):
+        slots = Slots(scheduler.max_num_seqs, scheduler.max_model_len, options.eos_ids)
+        memory = start.memory(shapes, programs, slots, budget_bytes)
+        memory.check()
+        state = allocate(shapes, device)
+        runner = Runner(model, weights, programs, state, start.builder, start.buckets, slots, kv_plan, memory)
+        runner.collect(runner.submit(empty_step(WARM_UP_STEP)))
     runner.ready()
     return runner
 
@@ -145,8 +145,7 @@ def empty_step(step_id: int) -> SchedulerOutput:
 
 def _load_and_compile(
     load: Callable[[], dict[str, jax.Array]],
-    make_specs: Callable[[], ProgramSpecs],
-    device: Device,
+    compile: Callable[[Callable[[int, int], None]], Programs],
     options: StartOptions,
 ) -> tuple[dict[str, jax.Array], Programs]:
     """Reading weights waits for the disk and compiling for XLA: they share the time."""
@@ -164,7 +163,7 @@ def _load_and_compile(
             options.progress("compile", done, total)
 
         with options.phase("compile"):
-            programs = compile_all(make_specs(), device, progress=progress)
+            programs = compile(progress)
         return weights.result(), programs
 
 
@@ -201,8 +200,16 @@ class _Start:
             pages_per_request=self.pages_per_request,
         )
 
-    def specs(self, shapes: DeviceShapes) -> ProgramSpecs:
-        return program_specs(self.model, self.buckets, self.builder.layouts, shapes, self.cache.page_size, self.device)
+    def compile(
+        self, shapes: DeviceShapes, folder: Path | None, key: object, progress: Callable[[int, int], None]
+    ) -> Programs:
+        """Every program, through the store in `folder`. `key` tells this model from others."""
+        store = ExecutableStore(folder, self.device, (key, self.model.attention))
+        layouts, page_size = self.builder.layouts, self.cache.page_size
+        forward = {b: forward_spec(self.model, layout, shapes, page_size) for b, layout in layouts.items()}
+        hidden = hidden_shape(forward[self.buckets.decode[0]], self.device, store)
+        specs = program_specs(self.model, forward, self.buckets.sample_sizes, shapes, hidden)
+        return compile_all(specs, self.device, store, progress=progress)
 
     def plan(self, budget_bytes: int) -> KVCachePlan:
         return plan_pages(

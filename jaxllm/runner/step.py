@@ -6,9 +6,9 @@ and last tokens are updated in place. Nothing else in the hot path touches the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from jax.stages import Traced, Wrapped
 
 from jaxllm.layers.batch import BatchMetadata, Bucket
 from jaxllm.runner.batch_builder import DIFF_CHUNK
-from jaxllm.runner.buckets import Buckets
 from jaxllm.runner.kv_buffers import Device, DeviceShapes
 from jaxllm.runner.packed import PackedLayout, PackedStep
 from jaxllm.sampling.sampler import sample as sample_tokens
@@ -28,6 +27,15 @@ if TYPE_CHECKING:
 
 Arrays = tuple[jax.Array, ...]
 SampleKey = tuple[int, bool]  # (rows N, all greedy)
+
+
+class HiddenShape(Protocol):
+    """Shape and dtype of hidden rows, whoever tells them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ def forward_spec(model: SplitModel, layout: PackedLayout, shapes: DeviceShapes, 
     )
 
 
-def sample_spec(model: SplitModel, hidden: jax.ShapeDtypeStruct, shapes: DeviceShapes, greedy: bool) -> ProgramSpec:
+def sample_spec(model: SplitModel, hidden: HiddenShape, shapes: DeviceShapes, greedy: bool) -> ProgramSpec:
     """`hidden` [N, D] is what `forward` returns first."""
     num_rows = hidden.shape[0]
     head = tuple(model.params[name] for name in model.head_names)
@@ -146,7 +154,7 @@ class ProgramSpecs:
     sample: dict[SampleKey, ProgramSpec]
     set_pages: ProgramSpec
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ProgramSpec]:
         """Largest first, so that the pool of compiling threads ends evenly."""
         yield from sorted(self.forward.values(), key=lambda s: -s.arguments[-1].shape[0])
         yield from self.sample.values()
@@ -155,18 +163,15 @@ class ProgramSpecs:
 
 def program_specs(
     model: SplitModel,
-    buckets: Buckets,
-    layouts: dict[Bucket, PackedLayout],
+    forward: dict[Bucket, ProgramSpec],
+    sizes: Iterable[int],
     shapes: DeviceShapes,
-    page_size: int,
-    device: Device,
+    hidden: HiddenShape,
 ) -> ProgramSpecs:
-    """Traces the smallest forward program, to learn what hidden rows look like."""
-    forward = {b: forward_spec(model, layouts[b], shapes, page_size) for b in buckets.forward}
-    hidden = forward[buckets.decode[0]].trace(device).out_info[0]
+    """`hidden`: hidden rows [., D] of any of the forward programs."""
     sample = {
         (n, greedy): sample_spec(model, jax.ShapeDtypeStruct((n, hidden.shape[-1]), hidden.dtype), shapes, greedy)
-        for n in buckets.sample_sizes
+        for n in sizes
         for greedy in (True, False)
     }
     return ProgramSpecs(forward, sample, set_pages_spec(shapes))

@@ -1,30 +1,25 @@
-"""Compile every program before ready: in parallel threads, through the persistent compilation cache."""
+"""Have every program before ready: from the store of executables, else compiled in parallel threads."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled
 
 from jaxllm.layers.batch import Bucket
+from jaxllm.runner.executable_store import ExecutableStore
 from jaxllm.runner.kv_buffers import Device
-from jaxllm.runner.step import ProgramSpec, ProgramSpecs, SampleKey
+from jaxllm.runner.step import HiddenShape, ProgramSpec, ProgramSpecs, SampleKey
 
 MAX_THREADS = 4
-_CACHE_SETTINGS = {
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +40,21 @@ class Programs:
         return max(self.temporary_bytes.values())
 
 
-def compile_program(spec: ProgramSpec, device: Device) -> Compiled:
-    """Trace, lower and compile one program for one device."""
-    return spec.trace(device).lower().compile()
+def compile_program(spec: ProgramSpec, device: Device, store: ExecutableStore) -> Compiled:
+    """One program for one device: from `store`, or traced, lowered and compiled."""
+    return store.find(spec) or store.compile(spec, spec.trace(device).lower())
+
+
+def hidden_shape(spec: ProgramSpec, device: Device, store: ExecutableStore) -> HiddenShape:
+    """What the hidden rows that the forward program `spec` returns look like, at the least cost."""
+    kept = store.find(spec)
+    return kept.out_info[0] if kept is not None else spec.trace(device).out_info[0]
 
 
 def compile_all(
     specs: ProgramSpecs,
     device: Device,
+    store: ExecutableStore,
     *,
     num_threads: int | None = None,
     progress: Callable[[int, int], None],
@@ -65,7 +67,7 @@ def compile_all(
     threads = num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1))
     compiled: dict[str, Compiled] = {}
     with ThreadPoolExecutor(threads, "jaxllm-compile") as pool:
-        jobs = {pool.submit(compile_program, spec, device): spec.name for spec in pending}
+        jobs = {pool.submit(compile_program, spec, device, store): spec.name for spec in pending}
         try:
             for job in as_completed(jobs):
                 compiled[jobs[job]] = job.result()
@@ -87,30 +89,16 @@ def temporary_bytes(program: Compiled) -> int:
     return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
 
-def cache_folder(root: Path, device: Device, model: object) -> Path:
-    """One folder per jax version, kind of device and model (`model`: anything whose repr tells models apart)."""
+def cache_folder(root: Path | None, device: Device, model: object) -> Path | None:
+    """Where the store keeps programs: one folder per jax version, kind of device and model.
+
+    `model` is anything whose repr tells models apart.
+
+    None without a root, or where the user has set up jax's own compilation cache, which then serves.
+    """
+    config: Any = jax.config
+    if root is None or config.jax_compilation_cache_dir:
+        return None
     kind = re.sub(r"[^A-Za-z0-9]+", "-", device.device_kind).strip("-").lower() or device.platform
     digest = hashlib.sha256(repr(model).encode()).hexdigest()[:16]
     return root / f"jax-{jax.__version__}" / kind / digest
-
-
-@contextmanager
-def persistent_cache(folder: Path | None) -> Iterator[None]:
-    """Compile through `folder` inside the block. A cache that the process already has stays in force."""
-    config: Any = jax.config
-    if folder is None or config.jax_compilation_cache_dir:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    before = {name: getattr(config, name) for name in _CACHE_SETTINGS}
-    _configure({**_CACHE_SETTINGS, "jax_compilation_cache_dir": str(folder)}.items())
-    try:
-        yield
-    finally:
-        _configure({**before, "jax_compilation_cache_dir": None}.items())
-
-
-def _configure(settings: Iterable[tuple[str, Any]]) -> None:
-    for name, value in settings:
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # it would keep the folder it was first used with

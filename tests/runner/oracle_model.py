@@ -59,6 +59,7 @@ class OracleModel:
     names: tuple[str, ...] = ("scale", "head")
     head_names: tuple[str, ...] = ("head",)
     tensors: tuple[Any, ...] = ()
+    attention: str | None = None
 
     @property
     def params(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -16,8 +16,9 @@ import pytest
 from jaxllm.errors import CapacityError
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.start import StartOptions, empty_step
-from jaxllm.runner.warmup import cache_folder, persistent_cache
+from jaxllm.runner.warmup import cache_folder
 from tests.runner.drive import Piece, Planner, run, start_oracle
+from tests.runner.oracle_model import greedy_continuation
 
 SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
 UNSEEN = {**SMALL, "max_model_len": 52}  # shapes of no other test, which jax would remember
@@ -36,10 +37,9 @@ def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> No
         phases.append(f"{name} done")
 
     options = StartOptions(cache_dir=tmp_path, phase=phase, progress=lambda *seen: progress.append(seen))
-    before = jax.config.jax_compilation_cache_dir
     first = start_oracle(**UNSEEN, options=options)
     num_programs = first.stats().num_programs
-    files = set(tmp_path.rglob("*-cache"))
+    files = set(tmp_path.rglob("*.executable"))
     assert len(files) >= num_programs
     assert progress == [("compile", done + 1, num_programs) for done in range(num_programs)]
     assert {"plan", "weights", "compile", "allocate"} == {p.removesuffix(" done") for p in phases}
@@ -47,8 +47,10 @@ def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> No
     assert phases[-2:] == ["allocate", "allocate done"]
     assert threads["weights"] != threads["compile"], "weights are read while programs compile"
     second = start_oracle(**UNSEEN, options=options)
-    assert set(tmp_path.rglob("*-cache")) == files
-    assert jax.config.jax_compilation_cache_dir == before
+    assert set(tmp_path.rglob("*.executable")) == files
+    planner = Planner()
+    plan = planner.plan([Piece("a", 0, 0, 3)], [planner.new("a", 0, [5, 6, 7])], {0: [1]})
+    assert run(first, plan) == run(second, plan) == {"a": tuple(greedy_continuation([5, 6, 7], 1))}
     first.close()
     second.close()
 
@@ -58,14 +60,18 @@ def test_the_cache_tells_models_devices_and_versions_apart(tmp_path: Path) -> No
     folder = cache_folder(tmp_path, device, ("model", "float32"))
     assert folder == cache_folder(tmp_path, device, ("model", "float32"))
     assert folder != cache_folder(tmp_path, device, ("model", "bfloat16"))
+    assert folder is not None
     assert folder.relative_to(tmp_path).parts[:2] == (f"jax-{jax.__version__}", "cpu")
 
 
-def test_a_cache_that_the_process_has_stays_in_force(tmp_path: Path) -> None:
-    with persistent_cache(tmp_path / "outer"):
-        with persistent_cache(tmp_path / "inner"):
-            assert jax.config.jax_compilation_cache_dir == str(tmp_path / "outer")
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "outer")
+def test_a_compilation_cache_that_the_user_has_set_up_serves_instead(tmp_path: Path) -> None:
+    device = jax.devices()[0]
+    assert cache_folder(None, device, "model") is None
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
+    try:
+        assert cache_folder(tmp_path, device, "model") is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
 
 
 def test_memory_that_is_not_there_is_refused_before_weights_and_programs() -> None:
