@@ -10,9 +10,7 @@ from typing import Any
 from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError
 from jaxllm.tokenizer.base import Tokenizer
-from jaxllm.types.sampling import SamplingParams, check_served
-
-MAX_FORBIDDEN = 32  # ids that min_tokens can hold back: the room in a row of the device's sampling state
+from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams, check_served
 
 
 @dataclass(frozen=True, slots=True)
