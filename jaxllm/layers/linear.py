@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
 
-def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMatrices:
+    """The matrices [in, out] of equal layers, one array each: the value of a parameter that is not stacked.
+
+    On CPUs a matmul in a scan reads its matrix through a copy, because the library that multiplies
+    takes no slice of a stack. One array a layer is read where it lies, and the scan still compiles
+    its body once. Deliberately no pytree: a scan passes it by, and `at` picks from it.
+    """
+
+    matrices: tuple[jax.Array, ...]
+
+    def at(self, layer: jax.Array) -> LayerMatrix:
+        """`layer`: int32 scalar."""
+        return LayerMatrix(self.matrices, layer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMatrix:
+    """One of `matrices`, by an index that is known when the program runs."""
+
+    matrices: tuple[jax.Array, ...]
+    layer: jax.Array
+
+
+Matrix = jax.Array | LayerMatrix
+
+
+def matmul(x: jax.Array, weight: Matrix) -> jax.Array:
     """x [T, in] times weight [in, out] -> [T, out] float32, summed in float32 whatever the inputs."""
+    if isinstance(weight, LayerMatrix):
+        return lax.switch(weight.layer, [partial(_dot, weight=m, weight_axis=0) for m in weight.matrices], x)
     return _dot(x, weight, weight_axis=0)
 
 
@@ -34,5 +66,5 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, in] -> [T, out] float32: the caller rounds to its own type, once."""
-        y = matmul(x, self.weight[...])
+        y = matmul(x, self.weight.get_value())
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 import pallas_kernels
 from jaxllm.config.model import ModelConfig
 from jaxllm.layers.batch import BatchMetadata
+from jaxllm.layers.linear import LayerMatrices
 from jaxllm.memory.spec import FullKV, KVCacheSpec
 from jaxllm.models.decoder import Runs
 from jaxllm.models.registry import model_class
@@ -64,6 +66,8 @@ class SplitModel:
     params: dict[str, jax.ShapeDtypeStruct]
     tensors: tuple[TensorSpec, ...]  # what the checkpoint must hold
     head_names: tuple[str, ...]  # the leaves that `logits` needs, in its order
+    _paths: tuple[str, ...]  # of the module's parameters
+    _apart: Mapping[str, int]  # of those, the ones that are a leaf a layer, and their number of layers
     _graphdef: Any
     _treedef: Any
 
@@ -106,38 +110,69 @@ class SplitModel:
         )
 
     def _model(self, leaves: Sequence[Any]) -> Any:
-        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, leaves))
+        rest = iter(leaves)
+        values = [
+            LayerMatrices(tuple(itertools.islice(rest, self._apart[path]))) if path in self._apart else next(rest)
+            for path in self._paths
+        ]
+        return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, values))
 
 
 def split_model(
-    config: ModelConfig, dtype: str, attention: str | None = None, *, stack_layers: bool = True
+    config: ModelConfig, dtype: str, attention: str | None = None, *, stack_matrices: bool | None = None
 ) -> SplitModel:
     """Build the family of `config` abstractly and split it once.
 
     Args:
         dtype: of weights and activations: "float32", "bfloat16" or "float16".
         attention: kernel implementation; None is the platform's best.
-        stack_layers: scan over equal layers (one compiled body, few leaves). Without, each layer is
-            a run of its own: slower to compile, and no slice of the stack is copied before a matmul.
+        stack_matrices: one leaf for a matrix of all layers of a run, or one a layer, named
+            "{path}.{layer}"; None: stacked, but not on CPUs, where a slice of a stack is copied.
 
     Raises:
         UnsupportedModel: no family runs this architecture, or the family lacks something it asks for.
     """
     family = model_class(config.architecture)
     family.check(config)
-    runs = config.runs() if stack_layers else tuple((spec, 1) for spec in config.layers)
+    runs = config.runs()
     model = nnx.eval_shape(lambda: family(config, runs, jnp.dtype(dtype), attention))
     graphdef, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
-    names = tuple(".".join(map(str, path)) for path, _ in nnx.to_flat_state(state))
+    paths = tuple(".".join(map(str, path)) for path, _ in nnx.to_flat_state(state))
+    if stack_matrices is None:
+        stack_matrices = jax.default_backend() != "cpu"
+    whole = dict(zip(paths, leaves, strict=True))
+    apart = {} if stack_matrices else {path: a.shape[0] for path, a in whole.items() if _is_stack(path, a)}
+    params = dict(_parameters(whole, apart))
     return SplitModel(
         config=config,
         runs=runs,
         attention=attention,
-        names=names,
-        params=dict(zip(names, leaves, strict=True)),
-        tensors=family.tensors(config, runs),
+        names=tuple(params),
+        params=params,
+        tensors=tuple(_retarget(spec, apart) for spec in family.tensors(config, runs)),
         head_names=family.head_names(config),
+        _paths=paths,
+        _apart=apart,
         _graphdef=graphdef,
         _treedef=treedef,
     )
+
+
+def _is_stack(path: str, parameter: jax.ShapeDtypeStruct) -> bool:
+    """Whether it holds a matrix of several layers; vectors are small enough to be sliced."""
+    return path.startswith("runs.") and parameter.ndim == 3 and parameter.shape[0] > 1
+
+
+def _parameters(
+    whole: Mapping[str, jax.ShapeDtypeStruct], apart: Mapping[str, int]
+) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
+    for path, parameter in whole.items():
+        if path not in apart:
+            yield path, parameter
+        for layer in range(apart.get(path, 0)):
+            yield f"{path}.{layer}", jax.ShapeDtypeStruct(parameter.shape[1:], parameter.dtype)
+
+
+def _retarget(spec: TensorSpec, apart: Mapping[str, int]) -> TensorSpec:
+    return replace(spec, target=f"{spec.target}.{spec.layer}", layer=None) if spec.target in apart else spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxllm.config.model import LayerSpec, ModelConfig, RopeSpec
 from jaxllm.layers.attention import Attention
 from jaxllm.layers.batch import BatchMetadata
 from jaxllm.layers.embed import Embed
+from jaxllm.layers.linear import LayerMatrices
 from jaxllm.layers.mlp import GatedMLP
 from jaxllm.layers.norm import RMSNorm
 from jaxllm.layers.rope import RopeTable, rope_table
@@ -76,15 +77,20 @@ def run_layers(run: nnx.Module, num_layers: int, hidden: jax.Array, kv: jax.Arra
     would be copied. A run of one is a plain call, whose weights are read without a slice.
     """
     graphdef, state = nnx.split(run)
+    leaves, treedef = jax.tree.flatten(state)
+    apart = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, LayerMatrices)}
+    stacked_leaves = [leaf for i, leaf in enumerate(leaves) if i not in apart]
 
-    def layer_at(carry: Carry, at: tuple[nnx.State, jax.Array]) -> tuple[Carry, None]:
-        layer_state, index = at
-        return nnx.merge(graphdef, layer_state)(*carry, index, step), None
+    def layer_at(carry: Carry, at: tuple[list[jax.Array], jax.Array]) -> tuple[Carry, None]:
+        own, index = at
+        own_leaves = iter(own)
+        merged = [apart[i].at(index) if i in apart else next(own_leaves) for i in range(len(leaves))]
+        layer: Any = nnx.merge(graphdef, jax.tree.unflatten(treedef, merged))
+        return layer(*carry, index, step), None
 
     if num_layers == 1:
-        only = jax.tree.map(lambda a: a.reshape(a.shape[1:]), state)
-        return layer_at((hidden, kv), (only, jnp.int32(0)))[0]
-    return lax.scan(layer_at, (hidden, kv), (state, jnp.arange(num_layers, dtype=jnp.int32)))[0]
+        return layer_at((hidden, kv), ([leaf[0] for leaf in stacked_leaves], jnp.int32(0)))[0]
+    return lax.scan(layer_at, (hidden, kv), (stacked_leaves, jnp.arange(num_layers, dtype=jnp.int32)))[0]
 
 
 class Decoder(nnx.Module):

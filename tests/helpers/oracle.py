@@ -83,10 +83,10 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, dtype: str = "float32", attention: str | None = None, stack_layers: bool = True
+    folder: Path, *, dtype: str = "float32", attention: str | None = None, stack_matrices: bool | None = None
 ) -> LoadedModel:
     """A folder as the runner would load it."""
-    split = split_model(load_model_config(folder), dtype, attention, stack_layers=stack_layers)
+    split = split_model(load_model_config(folder), dtype, attention, stack_matrices=stack_matrices)
     weights = load_weights(folder, split.tensors, split.params)
     return LoadedModel(split, weights, jax.jit(split.forward, donate_argnums=1), jax.jit(split.logits))
 

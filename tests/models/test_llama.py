@@ -43,18 +43,14 @@ TINY: dict[str, Any] = {
     "rope_parameters": LLAMA3_ROPE,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "llama3_rope_untied": {},
-    "tied": {"tie_word_embeddings": True},
-    "linear_rope_one_kv_head": {
+    "llama3_rope_untied_equal_heads_head_dim_24": {"num_key_value_heads": 4, "head_dim": 24},
+    "linear_rope_tied_one_kv_head": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        "tie_word_embeddings": True,
         "num_key_value_heads": 1,
     },
-    "default_rope_equal_heads_head_dim_24": {
+    "default_rope_biases_three_heads_a_kv_head": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "num_key_value_heads": 4,
-        "head_dim": 24,
-    },
-    "biases_three_heads_a_kv_head": {
         "attention_bias": True,
         "mlp_bias": True,
         "hidden_size": 96,
@@ -80,7 +76,7 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def biased(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return write_variant("biases_three_heads_a_kv_head", tmp_path_factory)
+    return write_variant("default_rope_biases_three_heads_a_kv_head", tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +90,8 @@ def test_logits_equal_transformers(oracle: Oracle, lengths: list[int]) -> None:
     np.testing.assert_allclose(logits, checkpoint.logits, atol=TOLERANCE, rtol=0)
 
 
-def test_logits_are_the_same_when_layers_are_not_stacked(biased: Checkpoint) -> None:
-    logits = run_pieces(load_model(biased.folder, stack_layers=False), biased.token_ids.tolist(), [NUM_TOKENS])
+def test_logits_are_the_same_when_matrices_are_stacked(biased: Checkpoint) -> None:
+    logits = run_pieces(load_model(biased.folder, stack_matrices=True), biased.token_ids.tolist(), [NUM_TOKENS])
     np.testing.assert_allclose(logits, biased.logits, atol=TOLERANCE, rtol=0)
 
 
