@@ -1,9 +1,9 @@
 """Every error that pallas_kernels raises on purpose.
 
-    KernelError
-    ├── InvalidArgument         an argument has the wrong shape, dtype or value (also a ValueError)
-    ├── UnknownImplementation   `implementation=` names none that the op has (also a ValueError)
-    └── Unsupported             sound arguments that no implementation tried here serves
+KernelError
+├── InvalidArgument         an argument has the wrong shape, dtype or value (also a ValueError)
+├── UnknownImplementation   `implementation=` names none that the op has (also a ValueError)
+└── Unsupported             sound arguments that no implementation tried here serves
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ feature, not by comparing version numbers.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -14,14 +15,15 @@ _PLATFORM_OF = {"cuda": "gpu", "rocm": "gpu"}
 
 
 def default_platform() -> str:
-    """"cpu", "gpu" or "tpu": where a computation traced now will run if nobody says otherwise.
+    """Where ("cpu", "gpu" or "tpu") a computation traced now will run if nobody says otherwise.
 
     The configuration is asked first; backends are started only if it leaves the question open.
     """
-    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    settings: Any = jax.config  # its attributes are made at run time
+    device = settings.jax_default_device
     if device is not None:
         return _canonical(device if isinstance(device, str) else device.platform)
-    configured = [name for name in (jax.config.jax_platforms or "").split(",") if name]
+    configured = [name for name in (settings.jax_platforms or "").split(",") if name]
     if len(configured) == 1:
         return _canonical(configured[0])
     return _canonical(jax.default_backend())

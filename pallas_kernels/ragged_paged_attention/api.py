@@ -26,7 +26,7 @@ from pallas_kernels._core import dispatch
 from pallas_kernels._core.dispatch import Choice, Implementation
 from pallas_kernels._core.errors import InvalidArgument
 from pallas_kernels._core.validate import Axes, check_dtype, check_positive
-from pallas_kernels.ragged_paged_attention.problem import Operands, Problem
+from pallas_kernels.ragged_paged_attention.problem import Operands, Problem, logical_dtype
 
 OP = "ragged_paged_attention"
 _HOME = "pallas_kernels.ragged_paged_attention"
@@ -59,7 +59,8 @@ def kv_cache_shape(
 ) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the stacked pages of `num_layers` layers, in the layout of the implementation that serves.
 
-    Only ``[layer, page, ...]`` is common to all layouts: a page can be copied, the rest is the implementation's.
+    Only ``[layer, page, ...]`` is common to all layouts: a page can be copied, the rest is the implementation's,
+    the dtype too: it may be an unsigned integer that holds the bits of `dtype` (zero is zero in both).
 
     Raises: InvalidArgument, UnknownImplementation, Unsupported.
     """
@@ -75,7 +76,7 @@ def kv_cache_shape(
             raise InvalidArgument(name, value, "1 or more")
     problem = Problem(num_kv_heads, head_dim, jnp.dtype(dtype).name, page_size=page_size)
     chosen = choose(problem, implementation=implementation).chosen
-    return jax.ShapeDtypeStruct(chosen.load().cache_shape(problem, num_layers, num_pages), jnp.dtype(dtype))
+    return chosen.load().cache_struct(problem, num_layers, num_pages)
 
 
 def ragged_paged_attention(
@@ -121,7 +122,7 @@ def ragged_paged_attention(
     Returns: (attended [T, N, H] in the dtype of q, kv_pages with this step's keys and values).
     Raises: InvalidArgument, UnknownImplementation, Unsupported; all while tracing.
     """
-    layer = jnp.int32(layer) if isinstance(layer, int) else layer
+    layer = jnp.asarray(layer, jnp.int32) if isinstance(layer, int) else layer
     step = (kv_lens, page_tables, query_starts, distribution, positions, token_rows)
     operands = Operands(q, k, v, kv_pages, layer, *step, sinks, None, None)
     operands, problem = _checked(operands, k_scale, v_scale, implementation)
@@ -131,17 +132,15 @@ def ragged_paged_attention(
     return choose(problem, implementation=implementation).chosen.load().run(operands, problem)
 
 
-def _checked(
-    operands: Operands, k_scale: Any, v_scale: Any, implementation: str | None
-) -> tuple[Operands, Problem]:
+def _checked(operands: Operands, k_scale: Any, v_scale: Any, implementation: str | None) -> tuple[Operands, Problem]:
     """The operands with their scales as arrays, and what their shapes and dtypes say of the problem."""
     axes = Axes(**_kv_heads_of_cache(operands, implementation))
     _check_tokens(axes, operands)
     _check_step(axes, operands)
-    kv_dtype = jnp.dtype(operands.kv_pages.dtype)
+    kv_dtype = logical_dtype(operands.kv_pages.dtype)
     if (k_scale is None) != (v_scale is None):
         raise InvalidArgument("k_scale and v_scale", "one of them", "both or neither")
-    if kv_dtype == jnp.int8 and k_scale is None:
+    if kv_dtype == "int8" and k_scale is None:
         raise InvalidArgument("k_scale", None, "a number or [K] for an int8 cache")
     if operands.sinks is not None:
         axes.bind("sinks", operands.sinks, "N")
@@ -149,7 +148,7 @@ def _checked(
     problem = Problem(
         num_kv_heads=axes["K"],
         head_dim=axes["H"],
-        kv_dtype=kv_dtype.name,
+        kv_dtype=kv_dtype,
         num_heads=axes["N"],
         q_dtype=jnp.dtype(operands.q.dtype).name,
         cache_shape=tuple(operands.kv_pages.shape),

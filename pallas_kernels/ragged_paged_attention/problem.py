@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+
+# A cache may hold the bits of a narrow float as unsigned integers. This says which float.
+HOLDS = {"uint16": "bfloat16", "uint8": "float8_e4m3fn"}
+
+
+def logical_dtype(dtype: jnp.dtype) -> str:
+    """Name of the dtype that a cache of `dtype` holds."""
+    name = jnp.dtype(dtype).name
+    return HOLDS.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +27,7 @@ class Problem:
 
     num_kv_heads: int  # K
     head_dim: int  # H
-    kv_dtype: str
+    kv_dtype: str  # what the cache holds, whatever the type of the array
     num_heads: int | None = None  # N
     q_dtype: str | None = None
     page_size: int | None = None  # S; None: read off the cache

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ragged_paged_attention import layout
-from pallas_kernels.ragged_paged_attention.layout import cache_shape, num_kv_heads, pack, unpack
+from pallas_kernels.ragged_paged_attention.layout import cache_struct, num_kv_heads, pack, unpack
 from pallas_kernels.ragged_paged_attention.problem import Operands, Problem
 
-__all__ = ["cache_shape", "num_kv_heads", "pack", "run", "unpack", "why_not"]
+__all__ = ["cache_struct", "num_kv_heads", "pack", "run", "unpack", "why_not"]
 
 
 def why_not(problem: Problem) -> str | None:
@@ -33,7 +33,7 @@ def _context(operands: Operands, kv: jax.Array, row: jax.Array) -> tuple[jax.Arr
     """Keys and values [C, K, H] of every place in the page table of `row`, as float32."""
     num_rows = operands.page_tables.shape[0]
     pages = kv[operands.layer, operands.page_tables[jnp.minimum(row, num_rows - 1)]]  # [P, 2, K, S, H]
-    tokens = pages.transpose(1, 0, 3, 2, 4).astype(jnp.float32)  # [2, P, S, K, H]
+    tokens = layout.as_float32(pages).transpose(1, 0, 3, 2, 4)  # [2, P, S, K, H]
     keys, values = tokens.reshape(2, -1, kv.shape[3], kv.shape[5])
     if operands.k_scale is not None and operands.v_scale is not None:
         keys, values = keys * operands.k_scale[:, None], values * operands.v_scale[:, None]

@@ -14,33 +14,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.ragged_paged_attention import layout
-from pallas_kernels.ragged_paged_attention.layout import cache_shape, num_kv_heads, pack, unpack
+from pallas_kernels.ragged_paged_attention.layout import cache_struct, num_kv_heads, pack, unpack
 from pallas_kernels.ragged_paged_attention.problem import Operands, Problem
 
-__all__ = ["cache_shape", "num_kv_heads", "pack", "run", "unpack", "why_not"]
+__all__ = ["cache_struct", "num_kv_heads", "pack", "run", "unpack", "why_not"]
 
-GROUP_TOKENS = 256  # one turn of the inner loop: enough work to hide its cost, few enough to stay in cache
+GROUP_TOKENS = 128  # one turn of the inner loop: enough work to hide its cost, few enough to stay in cache
 ROWS_PER_BLOCK = 8  # decode rows that share a loop; the longest of them bounds it
-QUERIES_PER_TILE = 64  # prefill queries of one request that share a loop
+QUERIES_PER_TILE = 32  # prefill queries of one request that share a loop
 SMALL_PAGE = 16  # below, the pages of a group are joined before the matmul
 
 
 def why_not(problem: Problem) -> str | None:
-    return layout.why_not(problem)
+    return layout.why_not(problem) or layout.why_not_in_place(problem)
 
 
 def run(operands: Operands, problem: Problem) -> tuple[jax.Array, jax.Array]:
     kv = layout.write(operands)
     cache = _Cache(kv, operands.layer, _whole_groups(operands.page_tables, kv.shape[4]), operands.page_tables.shape[1])
     num_tokens = operands.q.shape[0]
-    tile = min(QUERIES_PER_TILE, num_tokens)
     if problem.decode_only:
         out = _decode(operands, problem, cache, jnp.zeros_like(operands.q))
         return out, kv
     # The last tile may run past the end: a margin of one tile takes what it writes there.
-    q = jnp.concatenate([operands.q, jnp.zeros_like(operands.q[:tile])])
+    q = jnp.pad(operands.q, ((0, QUERIES_PER_TILE), (0, 0), (0, 0)))
     out = _decode(operands, problem, cache, jnp.zeros_like(q))
-    out = _prefill(operands._replace(q=q), problem, cache, tile, out)
+    out = _prefill(operands._replace(q=q), problem, cache, out)
     return out[:num_tokens], kv
 
 
@@ -107,8 +106,9 @@ def _decode(operands: Operands, problem: Problem, cache: _Cache, out: jax.Array)
     return lax.fori_loop(0, (num_decode + block - 1) // block, attend, out)
 
 
-def _prefill(operands: Operands, problem: Problem, cache: _Cache, tile: int, out: jax.Array) -> jax.Array:
+def _prefill(operands: Operands, problem: Problem, cache: _Cache, out: jax.Array) -> jax.Array:
     """Rows with several tokens, in tiles of the queries of one row. `operands.q` and `out` have a margin of a tile."""
+    tile = QUERIES_PER_TILE  # whatever T is: the bits of a matmul may depend on its number of rows
     rows = jnp.arange(operands.kv_lens.shape[0], dtype=jnp.int32)
     lengths = jnp.diff(operands.query_starts)
     lengths = jnp.where((rows >= operands.distribution[0]) & (rows < operands.distribution[2]), lengths, 0)
@@ -167,32 +167,33 @@ def _attend(queries: _Queries, operands: Operands, problem: Problem, cache: _Cac
         # A sink is a key that has a logit and a value of zero: the softmax starts with it.
         state = jnp.broadcast_to(queries.sinks, rows), jnp.ones(rows, jnp.float32), accumulated
 
+    precision = lax.Precision.HIGHEST if problem.q_dtype == "float32" else lax.Precision.DEFAULT
+
     def fold(index: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         keys, values, places = _group(queries, cache, index, join)
-        logits = jnp.einsum("bkmh,bpksh->bpkms", queries.q, keys, precision=lax.Precision.HIGHEST)
+        logits = jnp.einsum("bkmh,bpksh->bpkms", queries.q, keys, precision=precision)
         if problem.soft_cap is not None:
             logits = problem.soft_cap * jnp.tanh(logits / problem.soft_cap)
         at = queries.positions[:, None, None, :, None]
         visible = (places[None, :, None, None] <= at) & (places < cache.pages_per_row * cache.page_size)[:, None, None]
         if problem.window is not None:
             visible &= places[None, :, None, None] > at - problem.window
-        return _online_softmax(state, jnp.where(visible, logits, -jnp.inf), values)
+        return _online_softmax(state, jnp.where(visible, logits, -jnp.inf), values, precision)
 
     _, total, weighted = lax.fori_loop(begin, end, fold, state)
     out = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)[..., None] * weighted
     return out if operands.v_scale is None else out * operands.v_scale[:, None, None]
 
 
-def _group(
-    queries: _Queries, cache: _Cache, index: jax.Array, join: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _group(queries: _Queries, cache: _Cache, index: jax.Array, join: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One group of pages: keys, values [B, p, K, s, H] float32 and the places of their tokens [p, s].
 
     p pages of s tokens as they lie in the cache, or one of p * s if they are to be joined.
     """
     pages = lax.dynamic_slice_in_dim(queries.tables, index * cache.group, cache.group, 1)
-    keys = cache.kv.at[cache.layer, pages, 0].get(mode="promise_in_bounds").astype(jnp.float32)
-    values = cache.kv.at[cache.layer, pages, 1].get(mode="promise_in_bounds").astype(jnp.float32)
+    keys, values = (
+        layout.as_float32(cache.kv.at[cache.layer, pages, i].get(mode="promise_in_bounds")) for i in range(2)
+    )
     place = jnp.arange(cache.group * cache.page_size, dtype=jnp.int32).reshape(cache.group, cache.page_size)
     places = index * (cache.group * cache.page_size) + place
     # Places that no query sees may hold NaN, and 0 * NaN is NaN. (Such a key's logits are replaced later.)
@@ -207,7 +208,7 @@ def _group(
 
 
 def _online_softmax(
-    state: tuple[jax.Array, jax.Array, jax.Array], logits: jax.Array, values: jax.Array
+    state: tuple[jax.Array, jax.Array, jax.Array], logits: jax.Array, values: jax.Array, precision: lax.Precision
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Fold logits [B, p, K, M, s] and values [B, p, K, s, H] into (largest [B, K, M], total, weighted [B, K, M, H])."""
     largest, total, weighted = state
@@ -216,6 +217,19 @@ def _online_softmax(
     shift = jnp.where(jnp.isneginf(new_largest), 0, new_largest)
     weights = jnp.exp(logits - shift[:, None, :, :, None])
     keep = jnp.exp(largest - shift)
-    new = jnp.einsum("bpkms,bpksh->bpkmh", weights, values, precision=lax.Precision.HIGHEST)
-    total = total * keep + jnp.sum(weights, axis=(1, 4))
-    return new_largest, total, weighted * keep[..., None] + jnp.sum(new, axis=1)
+    new = jnp.einsum("bpkms,bpksh->bpkmh", weights, values, precision=precision)
+    total = total * keep + _sum(_sum(weights, 4), 1)
+    return new_largest, total, weighted * keep[..., None] + _sum(new, 1)
+
+
+def _sum(x: jax.Array, axis: int) -> jax.Array:
+    """Sum over an axis by halves, in an order that the program states.
+
+    XLA picks the order of a reduction by the size of the whole array, and so by the number of rows in the batch.
+    """
+    while x.shape[axis] > 1:
+        half, odd = divmod(x.shape[axis], 2)
+        parts = [lax.slice_in_dim(x, i * half, (i + 1) * half, axis=axis) for i in range(2)]
+        folded = parts[0] + parts[1]
+        x = jnp.concatenate([folded, lax.slice_in_dim(x, 2 * half, None, axis=axis)], axis) if odd else folded
+    return jnp.squeeze(x, axis)

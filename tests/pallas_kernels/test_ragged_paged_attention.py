@@ -15,6 +15,16 @@ name = lambda x: x if isinstance(x, str) else x.name  # noqa: E731
 
 @pytest.mark.parametrize(("implementation", "case"), pairs(api.IMPLEMENTATIONS, CI), ids=name)
 def test_matches_float64_and_writes_exactly(implementation, case):
+    check_against_float64(implementation, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("implementation", "case"), pairs(api.IMPLEMENTATIONS, tagged(cases.CASES, "full")), ids=name)
+def test_matches_float64_on_the_full_set(implementation, case):
+    check_against_float64(implementation, case)
+
+
+def check_against_float64(implementation, case):
     out, keys, values = harness.run(case, implementation)
     want, want_keys, want_values = harness.expected(case)
     check_close(out, want, TOLERANCES[case.q_dtype], case.name)
