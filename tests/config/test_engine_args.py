@@ -133,8 +133,14 @@ def test_dtype_auto_takes_the_checkpoints_16_bit_type_where_the_device_has_it() 
 
 @pytest.mark.parametrize(("name", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
 def test_dtype_has_vllms_spellings(name: Any, dtype: str) -> None:
-    parts = to_parts(EngineArgs(dtype=name), MODEL, "cpu")
+    parts = to_parts(EngineArgs(dtype=name), MODEL, "gpu")
     assert (parts.dtype, parts.cache.dtype) == (dtype, dtype)
+
+
+def test_a_cpu_keeps_kv_in_float32_unless_told_otherwise() -> None:
+    assert to_parts(EngineArgs(dtype="bfloat16"), MODEL, "cpu").cache.dtype == "float32"
+    asked = EngineArgs(dtype="bfloat16", kv_cache_dtype="bfloat16")
+    assert to_parts(asked, MODEL, "cpu").cache.dtype == "bfloat16"
 
 
 def test_what_the_user_set_is_kept() -> None:
