@@ -100,7 +100,7 @@ class Decoder(nnx.Module):
     lm_head.weight [V, D] unless the embeddings are tied. `attention` names the kernel implementation.
     """
 
-    layer_type: type[nnx.Module] = DecoderLayer
+    layer_type: type[DecoderLayer] = DecoderLayer
 
     def __init__(self, config: ModelConfig, runs: Runs, dtype: jnp.dtype, attention: str | None) -> None:
         self.embed = Embed(config.vocab_size, config.hidden_size, dtype)

@@ -128,7 +128,7 @@ def run_pieces(
 ) -> FloatArray:
     """Logits [sum of lengths, V] of one sequence, computed piece by piece over pages in shuffled order."""
     num_pages = -(-len(token_ids) // page_size)
-    pages = np.random.default_rng(1).permutation(num_pages) + 1
+    pages = (np.random.default_rng(1).permutation(num_pages) + 1).tolist()
     kv = tuple(jnp.zeros(s.shape, s.dtype) for s in model.split.kv_shapes(num_pages + 1, page_size, kv_dtype))
     buckets = {True: Bucket(1, 1, num_pages), False: Bucket(len(token_ids) + 3, 2, num_pages)}
     rows: list[FloatArray] = []
