@@ -74,7 +74,7 @@ def check_same_answers(model: RunningModel, work: Workload, *, min_preemptions: 
 
 
 def test_mixed_requests_answer_as_they_do_alone(smollm2: RunningModel) -> None:
-    check_same_answers(smollm2, workload(12, 120, 24, seed=1), min_preemptions=1)
+    check_same_answers(smollm2, workload(16, 150, 40, seed=1), min_preemptions=1)
 
 
 @pytest.mark.slow

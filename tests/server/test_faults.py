@@ -112,7 +112,7 @@ def test_an_unforeseen_error_is_500_without_detail(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_hlt_01_four_running_requests_end_with_an_error_and_health_turns_503(kind: FaultKind) -> None:
-    with running(_failing(kind, 12), SETTINGS) as served, ThreadPoolExecutor(4) as threads:
+    with running(_failing(kind, 60), SETTINGS) as served, ThreadPoolExecutor(4) as threads:
         start = time.monotonic()
         calls = [
             threads.submit(served.chat, "a", stream=True, max_tokens=200),
