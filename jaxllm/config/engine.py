@@ -101,7 +101,9 @@ class EngineArgs:
     gpu_memory_utilization: float = setting(
         0.92, "share of an accelerator's memory for everything", "memory-utilization"
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "auto: as dtype, float32 on CPU")
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "auto: as dtype, float32 on CPU"
+    )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
 
     attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
@@ -189,7 +191,7 @@ def resolve_dtype(args: EngineArgs, model: ModelConfig | None, backend: Backend)
 
 
 def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig:
-    """KV settings. A CPU attends in float32, and XLA widens a whole 16-bit cache there to write one token."""
+    """KV settings. A CPU attends in float32, and converts narrower pages each time it reads them."""
     auto_dtype = "float32" if backend == "cpu" else dtype
     return CacheConfig(
         page_size=args.page_size or _DEFAULTS[backend].page_size,
