@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.inputs import PreparedPrompt, Prompt, TextPrompt
+from jaxllm.engine.inputs import PreparedPrompt, Prompt, TextPrompt, served_defaults
 from jaxllm.engine.outputs import merge_outputs
 from jaxllm.engine.parts import EngineParts
 from jaxllm.metrics.prometheus import PrometheusMetrics
@@ -29,7 +29,7 @@ class AsyncEngine:
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.model_name = parts.model_name
-        self.default_params = parts.default_params
+        self.default_params = served_defaults(parts.default_params)
         self.metrics = PrometheusMetrics(
             self.stats,
             model_name=parts.model_name,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.inputs import Prompt
+from jaxllm.engine.inputs import Prompt, served_defaults
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.outputs import merge_outputs
 from jaxllm.engine.parts import EngineParts
@@ -26,7 +26,7 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.model_name = parts.model_name
-        self.default_params = parts.default_params
+        self.default_params = served_defaults(parts.default_params)
         self._front = FrontEnd(parts)
         self._num_requests = 0
 

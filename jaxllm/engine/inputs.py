@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError
 from jaxllm.tokenizer.base import Tokenizer
-from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams, check_served
+from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams, check_served, sampling_fields
+
+_log = logging.getLogger("jaxllm.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +161,18 @@ def _is_int(value: object) -> bool:
 def _check_salt(cache_salt: object) -> None:
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise RequestError(f"cache_salt={cache_salt!r}; accepted: a non-empty string", param="cache_salt")
+
+
+def served_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's generation defaults that this version honours; others are named in the log."""
+    kept: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if name not in sampling_fields():
+            continue
+        try:
+            check_served(SamplingParams(**{name: value}))
+        except RequestError as error:
+            _log.warning("the model's generation default is left out: %s", error)
+        else:
+            kept[name] = value
+    return kept

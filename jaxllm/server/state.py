@@ -15,7 +15,6 @@ from jaxllm.config.engine import ServerConfig
 from jaxllm.errors import EngineDead, RequestError
 from jaxllm.server.errors import shutting_down
 from jaxllm.server.guard import Guard
-from jaxllm.server.openai.params import served_defaults
 from jaxllm.server.schema import UnknownFields
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class ServerState:
         self.engine = engine
         self.config = config
         self.chat_template = chat_template
-        self.default_params = served_defaults(engine.default_params)
+        self.default_params = engine.default_params
         self.model_names = config.served_model_names or (engine.model_name,)
         self.created_s = int(time.time())
         self.fingerprint = f"jaxllm-{jaxllm.__version__}"

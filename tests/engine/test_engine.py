@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -110,6 +111,7 @@ def test_hlt_01_a_frozen_executor_does_not_keep_the_process() -> None:
     """And the whole of it runs with jax made unimportable."""
     program = """
 import sys
+from dataclasses import replace
 sys.modules["jax"] = None
 from tests.helpers.scripted_engine import Settings, make_parts, scripted
 from jaxllm.engine.engine import Engine
@@ -124,3 +126,12 @@ except EngineDead:
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 7
+
+
+def test_a_default_of_the_model_that_is_not_served_yet_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = replace(make_parts(scripted()), default_params={"temperature": 0.5, "repetition_penalty": 1.1})
+    with Engine(parts) as engine:
+        assert engine.default_params == {"temperature": 0.5}
+    assert "repetition_penalty=1.1" in caplog.text

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.errors import RequestError
 from jaxllm.server import limits
 from jaxllm.server.schema import ChatRequest, CompletionRequest, GenerationRequest
-from jaxllm.types.sampling import OutputKind, SamplingParams, check_served, sampling_fields
-
-logger = logging.getLogger("jaxllm.server")
+from jaxllm.types.sampling import OutputKind, SamplingParams, check_served
 
 COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; chat may use all that fits
 _REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -76,21 +73,6 @@ _UNSERVED_COMPLETION: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "prompt_embeds": (),
 }
-
-
-def served_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's generation defaults that this version honours; others are named in the log."""
-    kept: dict[str, Any] = {}
-    for name, value in defaults.items():
-        if name not in sampling_fields():
-            continue
-        try:
-            check_served(SamplingParams(**{name: value}))
-        except RequestError as error:
-            logger.warning("the model's generation default is left out: %s", error)
-        else:
-            kept[name] = value
-    return kept
 
 
 def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
