@@ -13,6 +13,17 @@ A message names the field, the value that was given and what would be accepted.
 
 from __future__ import annotations
 
+_MAX_SHOWN = 120  # characters of a user's value in a message
+
+
+def shown(value: object) -> str:
+    """A user's value for a message: `repr`, cut to a length that fits a line."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or an integer of thousands of digits
+        text = f"(a value of type {type(value).__name__}, too large to show)"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
 
 class JaxLLMError(Exception):
     """Root of the tree. Its text is safe to show to a user."""

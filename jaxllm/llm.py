@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from jaxllm.config.engine import EngineArgs
 from jaxllm.config.fields import settings_of
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.inputs import InputProcessor, Prompt, TextPrompt, TokensPrompt
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.startup import StartupReport
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 AnyPrompt = Prompt | Mapping[str, Any] | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 OnUpdate = Callable[[RequestOutput], None]
+_PROMPTS = "text, token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
 class LLM:
@@ -117,7 +118,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                **_template_kwargs(chat_template_kwargs),
             )
             for conversation in conversations
         ]
@@ -169,7 +170,13 @@ class LLM:
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         if params is None:
             params = self.default_sampling_params()
-        return [params] * count if isinstance(params, SamplingParams) else list(params)
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        given: Any = params
+        if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+            accepted = "SamplingParams, or a list of them, one for each prompt"
+            raise RequestError(f"sampling_params={shown(given)}; accepted: {accepted}", param="sampling_params")
+        return list(params)
 
 
 def engine_args(**flags: Any) -> EngineArgs:
@@ -193,15 +200,30 @@ def engine_args(**flags: Any) -> EngineArgs:
     return EngineArgs(**values)
 
 
+def _template_kwargs(kwargs: Any) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        message = f"chat_template_kwargs={shown(kwargs)}; accepted: a dictionary of names and values"
+        raise RequestError(message, param="chat_template_kwargs")
+    for name in ("tools", "add_generation_prompt", "continue_final_message"):
+        if name in kwargs:
+            message = f"chat_template_kwargs may not set {name}; it is an argument of its own"
+            raise RequestError(message, param="chat_template_kwargs")
+    return dict(cast("Mapping[str, Any]", kwargs))
+
+
 def _is_conversation(messages: Any) -> bool:
-    return not messages or isinstance(messages, (str, Mapping)) or isinstance(messages[0], Mapping)
+    return not messages or not isinstance(messages, (list, tuple)) or isinstance(messages[0], Mapping)
 
 
 def _listed(prompts: Any) -> list[AnyPrompt]:
     """One prompt or several, as a list. A list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping, TextPrompt, TokensPrompt)):
         return [cast("AnyPrompt", prompts)]
-    listed: list[Any] = list(prompts)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts={shown(prompts)}; accepted: {_PROMPTS}, or a list of these", param="prompts")
+    listed: list[Any] = list(cast("Iterable[Any]", prompts))
     return [listed] if listed and isinstance(listed[0], int) else listed
 
 
@@ -209,6 +231,9 @@ def _as_prompt(prompt: AnyPrompt) -> Prompt:
     if isinstance(prompt, (str, TextPrompt, TokensPrompt)):
         return prompt
     if not isinstance(prompt, Mapping):
+        given: Any = prompt
+        if not isinstance(given, Iterable) or isinstance(given, bytes):
+            raise RequestError(f"prompt={shown(given)}; accepted: {_PROMPTS}", param="prompt")
         return TokensPrompt(prompt)
     ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
     if isinstance(ids, Sequence) and not isinstance(ids, str):

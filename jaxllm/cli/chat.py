@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Any, Protocol, cast
+from urllib.parse import SplitResult, urlsplit
 
 from jaxllm.cli.flags import Flag, given_sampling, parse, sampling_flags, schema_flags
 from jaxllm.cli.report import print_summary, printing_report, progress_bars
 from jaxllm.config.engine import EngineArgs
-from jaxllm.errors import ConfigError, JaxLLMError, RequestError
+from jaxllm.errors import ConfigError, JaxLLMError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import OutputKind
 
@@ -43,6 +44,8 @@ def main(argv: list[str]) -> int:
     engine = schema_flags(EngineArgs, leave_out=("model", "seed"))
     values = parse("chat", __doc__ or "", [*_OWN_FLAGS, *sampling_flags(), *engine], argv, schemas=(EngineArgs,))
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # half a character is no reason to stop
     sampling = given_sampling(values)
     start: Messages = [{"role": "system", "content": values["system"]}] if values["system"] else []
     with _speaker(values, sampling) as speaker:
@@ -125,13 +128,12 @@ class RemoteSpeaker:
     """An OpenAI-compatible server: POST {url}/v1/chat/completions, streamed."""
 
     def __init__(self, url: str, model: str | None, api_key: str | None, sampling: dict[str, Any]) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url!r} is no address; accepted: http://HOST:PORT")
-        self._url = parts
+        self._url = parts = _address(url)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise ConfigError("--api-key holds a character that no key has; accepted: printable ASCII")
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._sampling = sampling
         self._model = model or self._first_model()
@@ -142,14 +144,19 @@ class RemoteSpeaker:
             for event in _events(response):
                 if "error" in event:
                     raise RequestError(f"the server says: {_error_text(event)}")
-                for choice in event.get("choices") or ():
-                    piece = choice.get("delta", {}).get("content")
-                    if piece:
-                        show(piece)
+                piece = _content(event)
+                if piece:
+                    show(piece)
 
     def _first_model(self) -> str:
         with self._send("GET", "/v1/models") as response:
-            return str(json.loads(response.read())["data"][0]["id"])
+            body = response.read()
+        try:
+            return str(json.loads(body)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise ServerUnreachable(
+                f"--url {self._url.geturl()}: /v1/models answers {shown(body)}; accepted: OpenAI's list of models"
+            ) from None
 
     @contextlib.contextmanager
     def _send(self, method: str, path: str, body: str | None = None) -> Generator[http.client.HTTPResponse]:
@@ -162,10 +169,22 @@ class RemoteSpeaker:
             if response.status != 200:
                 raise RequestError(f"the server answers {response.status}: {_refusal(response.read())}")
             yield response
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise ServerUnreachable(f"--url {self._url.geturl()}: {error}") from error
         finally:
             connection.close()
+
+
+def _address(url: str) -> SplitResult:
+    wrong = ConfigError(f"--url {url!r} is no address; accepted: http://HOST:PORT")
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        _ = parts.port  # refuses what is no port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise wrong
+    return parts
 
 
 class ServerUnreachable(JaxLLMError):
@@ -181,7 +200,22 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         payload = data.removeprefix(b"data:").strip()
         if payload == b"[DONE]":
             return
-        yield json.loads(payload)
+        try:
+            event: Any = json.loads(payload)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise RequestError(f"the server sent {shown(payload)}; accepted: JSON objects")
+        yield cast("dict[str, Any]", event)
+
+
+def _content(event: dict[str, Any]) -> str:
+    """The text in one chunk of a reply; empty where it holds none."""
+    try:
+        pieces = [(choice.get("delta") or {}).get("content") for choice in event.get("choices") or ()]
+        return "".join(piece for piece in pieces if piece)
+    except (AttributeError, TypeError):
+        raise RequestError(f"the server sent {shown(event)}; accepted: chunks as OpenAI's") from None
 
 
 def _refusal(body: bytes) -> str:

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     jobs = _jobs(values)
     for job in jobs:
         params_of(job, given)  # a wrong field should not cost a start-up
-    seed = abs(given["seed"]) if isinstance(given.get("seed"), int) else 0
+    seed = min(abs(given["seed"]), 2**63 - 1) if isinstance(given.get("seed"), int) else 0
     engine_values: dict[str, Any] = {f.name: values[f.name] for f in fields(EngineArgs)}
     args = EngineArgs(**{**engine_values, "seed": seed})
     outputs = _run(args, jobs, given, verbose=values["verbose"])

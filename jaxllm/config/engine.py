@@ -52,7 +52,9 @@ class ServerConfig:
     shutdown_timeout_s: float = setting(30.0, "seconds running requests get to end", "shutdown-timeout")
     engine_dead_grace_s: float = setting(10.0, "seconds a server whose engine died answers 503 before it exits")
     max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
-    uvicorn_log_level: str = setting("info", "log level of the HTTP server")
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = setting(
+        "info", "log level of the HTTP server"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -60,6 +62,8 @@ class ServerConfig:
         _in_range(self, "shutdown_timeout_s", 0)
         _in_range(self, "engine_dead_grace_s", 0)
         _in_range(self, "max_body_bytes", 1)
+        if not all(self.api_keys):  # a request with an empty key would be let in
+            raise ConfigError("api_keys holds an empty key; accepted: keys of at least one character")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxllm.errors import RequestError
 from jaxllm.server.errors import GenerationFailed
 from jaxllm.server.state import ServerState
 from jaxllm.types.outputs import RequestOutput
@@ -69,6 +70,14 @@ async def _single(stream: AsyncGenerator[RequestOutput, None]) -> Outputs:
             yield 0, output
 
 
+def _of_prompt(index: int, error: RequestError) -> RequestError:
+    """The error of one prompt among several, saying which."""
+    if error.param != "prompt":
+        return error
+    path = f"prompt[{index}]"
+    return RequestError(f"{path}: {error}", param=path, code=error.code)
+
+
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
     # Bounded, so that a slow reader slows the pumps and the engine merges deltas instead of us queueing them.
     queue: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=len(streams))
@@ -78,6 +87,8 @@ async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outp
             async for _, output in _single(stream):
                 await queue.put((index, output))
             await queue.put(None)
+        except RequestError as error:
+            await queue.put(_of_prompt(index, error))
         except Exception as error:
             await queue.put(error)
 

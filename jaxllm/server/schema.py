@@ -200,7 +200,10 @@ def _value_at(data: Any, path: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:
+        return "(nested too deep to show)"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -67,6 +67,8 @@ class ChatTemplate:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
             )
+        if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, (str, bytes))):
+            raise RequestError(f"tools={shown(tools)}; accepted: a list of tools or none", param="tools")
         clean = [_clean_message(message, index) for index, message in enumerate(_nonempty(messages))]
         if continue_final_message:
             _mark_end(clean)
@@ -105,7 +107,7 @@ class ChatTemplate:
 
 
 def _nonempty(messages: Sequence[Message]) -> Sequence[Message]:
-    if not messages or isinstance(messages, (str, bytes, Mapping)):
+    if not messages or not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise RequestError("messages must be a list of at least one message", param="messages")
     return messages
 
@@ -118,6 +120,8 @@ def _clean_message(message: Message, index: int) -> dict[str, Any]:
     clean = {name: value for name, value in message.items() if value is not None}
     calls = clean.pop("tool_calls", None)
     if calls:
+        if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+            raise RequestError(f"{where}.tool_calls={shown(calls)}; accepted: a list of calls", param="messages")
         clean["tool_calls"] = [_clean_call(call, f"{where}.tool_calls") for call in calls]
     content = _text_of(message.get("content"), f"{where}.content")
     clean["content"] = None if calls and not content else content

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jaxllm.errors import ConfigError, UnsupportedModel
+from jaxllm.errors import ConfigError, UnsupportedModel, shown
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.tokenizer.chat import ChatTemplate
 from jaxllm.tokenizer.fast import FastTokenizer, special_token
@@ -94,16 +94,28 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The template file, else the older places: chat_template.json, tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return _read_text(file)
     for place in (_json_object(folder / "chat_template.json"), config):
         template = place.get("chat_template")
         if isinstance(template, str):
             return template
         if isinstance(template, list):  # several, with names
-            named = {entry["name"]: entry["template"] for entry in cast("list[dict[str, str]]", template)}
-            if "default" in named:
-                return named["default"]
+            return _default_of(cast("list[Any]", template), folder)
     return None
+
+
+def _default_of(templates: Sequence[Any], folder: Path) -> str | None:
+    for entry in templates:
+        if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
+            raise UnsupportedModel(f"{folder}: chat_template holds {shown(entry)}; accepted: objects with a template")
+    return next((entry["template"] for entry in templates if entry.get("name") == "default"), None)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template {path} cannot be read: {error}") from None
 
 
 def _override_source(override: str) -> str:
@@ -112,4 +124,4 @@ def _override_source(override: str) -> str:
     path = Path(override).expanduser()
     if not path.is_file():
         raise ConfigError(f"chat_template={override!r} is neither a file nor a template (which would hold a '{{')")
-    return path.read_text(encoding="utf-8")
+    return _read_text(path)

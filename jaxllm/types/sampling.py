@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeGuard, cast
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shown
 
 GREEDY_BELOW = 0.01  # temperatures below this are greedy: dividing logits by less overflows
 MAX_FORBIDDEN = 32  # stop and EOS ids that min_tokens can hold back: the room in a device row
@@ -68,6 +68,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _freeze(self, name, _token_ids(name, value))
+        _check_kinds(self)
         _check_numbers(self)
         _check_lengths(self)
         if self.seed == -1:
@@ -110,7 +111,7 @@ def check_served(params: SamplingParams) -> None:
     for name, neutral in _UNSERVED.items():
         value = getattr(params, name)
         if value != neutral and value not in ({}, ()):
-            raise RequestError(f"{name}={value!r} is not served yet; accepted: {neutral!r}", param=name)
+            raise RequestError(f"{name}={shown(value)} is not served yet; accepted: {neutral!r}", param=name)
 
 
 def sampling_fields() -> tuple[str, ...]:
@@ -122,24 +123,30 @@ def _freeze(params: SamplingParams, name: str, value: Any) -> None:
 
 
 def _fail(name: str, value: Any, accepted: str) -> RequestError:
-    return RequestError(f"{name}={value!r} is out of range; accepted: {accepted}", param=name)
+    return RequestError(f"{name}={shown(value)} is out of range; accepted: {accepted}", param=name)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    items: tuple[Any, ...] = () if value is None else (value,) if isinstance(value, str) else tuple(value)
-    if any(not isinstance(s, str) or not s for s in items):
+    items = () if value is None else (value,) if isinstance(value, str) else _listed(value)
+    if items is None or any(not isinstance(s, str) or not s for s in items):
         raise _fail(name, value, "non-empty strings")
     return items
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    items = tuple(value)
-    if any(not _is_int(i) or i < 0 for i in items):
+    items = _listed(value)
+    if items is None or any(not _is_int(i) or i < 0 for i in items):
         raise _fail(name, value, "token ids, integers of at least 0")
     return tuple(dict.fromkeys(items))
 
 
-def _is_int(value: Any) -> bool:
+def _listed(value: Any) -> tuple[Any, ...] | None:
+    """The items of a list or the like; None for what has no items, or has them as text or under names."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    return tuple(cast("Iterable[Any]", value)) if is_list else None
+
+
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -159,17 +166,41 @@ _INT_RANGES: dict[str, tuple[float, float, str]] = {
 _FLOAT_RANGES: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-2, 2, "-2 to 2"),
     "frequency_penalty": (-2, 2, "-2 to 2"),
-    "repetition_penalty": (1e-9, math.inf, "above 0"),
+    "repetition_penalty": (1e-9, math.inf, "at least 1e-9"),
     "temperature": (0, 2, "0 to 2"),
-    "top_p": (1e-9, 1, "above 0, at most 1"),
+    "top_p": (1e-9, 1, "1e-9 to 1"),
     "min_p": (0, 1, "0 to 1"),
 }
+
+
+_OPTIONAL = frozenset(
+    {"max_tokens", "seed", "logprobs", "prompt_logprobs", "stream_interval"}
+    | {"thinking_token_budget", "truncate_prompt_tokens"}
+)
+_SWITCHES = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_reading_prefix_cache",
+)
+
+
+def _check_kinds(params: SamplingParams) -> None:
+    for name in _SWITCHES:
+        if not isinstance(getattr(params, name), bool):
+            raise _fail(name, getattr(params, name), "true or false")
+    kind: Any = params.output_kind
+    if not isinstance(kind, OutputKind):
+        raise _fail("output_kind", kind, ", ".join(map(str, OutputKind)))
 
 
 def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, text) in _INT_RANGES.items():
         value = getattr(params, name)
-        if value is not None and (not _is_int(value) or not low <= value <= high):
+        is_off = value is None and name in _OPTIONAL
+        if not is_off and (not _is_int(value) or not low <= value <= high):
             raise _fail(name, value, text)
     for name, (low, high, text) in _FLOAT_RANGES.items():
         value = getattr(params, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import http.server
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,6 +95,12 @@ def test_a_refused_turn_does_not_end_the_chat(cli: Cli, monkeypatch: pytest.Monk
     assert "maximum context length" in err
 
 
+def test_chat_goes_on_after_bytes_that_are_no_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"hi \xff there\nhi\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert cli("chat", "--max-model-len", 256)[:2] == (0, "Hello 🫠!\nHello 🫠!\n")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """`jaxllm serve` as its own process, in which jax cannot be imported."""
@@ -150,13 +158,72 @@ def test_chat_with_an_unreachable_or_wrong_url(cli: Cli) -> None:
     code, _, err = cli("chat", "--url", "http://127.0.0.1:1", scripted=False)
     assert code == 1
     assert err.startswith("jaxllm: --url http://127.0.0.1:1")
-    assert cli("chat", "--url", "ftp://x", scripted=False)[0] == 2
+    for url in ("ftp://x", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://[::1", ""):
+        code, _, err = cli("chat", "--url", url, scripted=False)
+        assert code == 2
+        assert "is no address; accepted: http://HOST:PORT" in err
+    code, _, err = cli("chat", "--url", f"http://{'a' * 70}.invalid", scripted=False)
+    assert (code, err.count("\n")) == (1, 1)
+    for key in ("日", "a\nb"):
+        code, _, err = cli("chat", "--url", "http://127.0.0.1:1", "--api-key", key, scripted=False)
+        assert code == 2
+        assert "accepted: printable ASCII" in err
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that is none of ours: its URL, and the bodies that it answers with, one after the other."""
+    bodies: list[bytes] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.pop(0)
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", bodies
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("body", [b"page", b"[]", b'{"data": []}', b'{"data": [{}]}', b"\xff"])
+def test_a_server_that_lists_no_models_is_refused(stranger: tuple[str, list[bytes]], cli: Cli, body: bytes) -> None:
+    url, bodies = stranger
+    bodies.append(body)
+    code, _, err = cli("chat", "--url", url, scripted=False)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "/v1/models answers" in err
+
+
+@pytest.mark.parametrize("data", ["page", "5", '{"choices": 5}', '{"choices": [5]}', '{"choices": [{"delta": 5}]}'])
+def test_an_event_that_is_no_chunk_fails_its_turn_alone(
+    stranger: tuple[str, list[bytes]], cli: Cli, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    url, bodies = stranger
+    sound = b'data: {"choices": [{"delta": null}, {"delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n'
+    bodies += [b'{"data": [{"id": "toy"}]}', f"data: {data}\n\n".encode(), sound]
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    code, out, err = cli("chat", "--url", url, scripted=False)
+    assert (code, out) == (0, "Hi\n")
+    assert "the server sent" in err
 
 
 def test_serve_refuses_a_wrong_configuration_before_it_loads(cli: Cli, tmp_path: Path) -> None:
     for args, word in [
         (["--port", 70000], "port=70000"),
         (["--max-num-seqs", 0], "max_num_seqs=0"),
+        (["--uvicorn-log-level", "loud"], "loud"),
+        (["--api-key", ""], "empty key"),
         (["--enable-lora"], "enable_lora=True is not served yet"),
         (["--executor", "scripted:"], "executor"),
         (["--chat-template", "missing.jinja"], "missing.jinja"),

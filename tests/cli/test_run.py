@@ -93,7 +93,12 @@ def test_wrong_usage_is_one_clear_line_and_exit_code_2(cli: Cli, args: list[str]
         ('{"prompt_token_ids": [1, 49152]}', "49152"),
         ('{"prompt_token_ids": [-1]}', "-1"),
         ('{"prompt_token_ids": ["a"]}', "'a'"),
+        ('{"prompt": "a", "stop": 5}', "stop=5"),
+        ('{"prompt": "a", "stop_token_ids": 5}', "stop_token_ids=5"),
+        ('{"prompt": "a", "top_k": null}', "top_k=None"),
+        ('{"prompt": "a", "ignore_eos": "yes"}', "ignore_eos='yes'"),
         ('{"messages": []}', "at least one message"),
+        ('{"messages": [{"role": "assistant", "tool_calls": 5}]}', "tool_calls=5"),
         ('{"messages": [{"content": "x"}]}', "role"),
     ],
 )
@@ -105,6 +110,11 @@ def test_a_wrong_line_is_named_and_nothing_is_run(cli: Cli, tmp_path: Path, line
     assert f"{file}:2: " in err
     assert word in err
     assert err.count("\n") == 1
+
+
+def test_every_seed_of_64_bits_is_taken(cli: Cli) -> None:
+    for seed in (-(2**63), -1, 2**63 - 1):
+        assert cli("run", "--prompt", "a", f"--seed={seed}")[:2] == (0, "Hello 🫠!\n")
 
 
 def test_flags_that_do_not_parse_exit_with_2(cli: Cli) -> None:

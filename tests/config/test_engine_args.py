@@ -189,3 +189,16 @@ def test_server_settings_are_checked(given: dict[str, Any]) -> None:
     (name,) = given
     with pytest.raises(ConfigError, match=f"{name}=.* is out of range"):
         ServerConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"uvicorn_log_level": "loud"}, "uvicorn_log_level='loud' .* 'warning', 'info'"),
+        ({"api_keys": [""]}, "api_keys holds an empty key"),
+        ({"api_keys": ["good", ""]}, "api_keys holds an empty key"),
+    ],
+)
+def test_a_server_setting_that_would_fail_or_open_the_door_later_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(**given)

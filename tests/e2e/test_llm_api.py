@@ -76,12 +76,40 @@ def test_updates_stream_on_the_way(llm: LLM) -> None:
         ([[1, 2], [49152]], r"prompts\[1\].*49152"),
         ("word " * 200, "maximum context length"),
         ([{"text": "a"}], "prompt_token_ids"),
+        (5, "prompts=5; accepted: text, token ids"),
+        (None, "prompts=None"),
+        (b"abc", "prompts=b'abc'"),
+        (["fine", None], r"prompts\[1\]: prompt=None; accepted: text, token ids"),
+        ([[1], 2], r"prompts\[1\]: prompt=2"),
     ],
 )
 def test_sch_05_a_wrong_prompt_is_named_and_the_engine_lives_on(llm: LLM, prompts: Any, word: str) -> None:
     with pytest.raises(RequestError, match=word):
         llm.generate(prompts)
     assert texts(llm.generate("a")) == ["Hello 🫠!"]
+
+
+@pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [5, 5], [SamplingParams(), None]])
+def test_params_that_are_none_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match=r"sampling_params=.* accepted: SamplingParams"):
+        llm.generate(["a", "b"], params)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "param"),
+    [
+        (5, {}, "messages"),
+        ([5], {}, "messages"),
+        (None, {"tools": 5}, "tools"),
+        (None, {"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        (None, {"chat_template_kwargs": {1: 2}}, "chat_template_kwargs"),
+        (None, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_a_chat_of_the_wrong_shape_is_refused(llm: LLM, messages: Any, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.chat(messages or [{"role": "user", "content": "hi"}], **options)
+    assert caught.value.param == param
 
 
 def test_flags_are_checked_and_the_closest_one_is_named(script: Path) -> None:

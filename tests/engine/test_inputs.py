@@ -114,3 +114,35 @@ def test_seeds_are_the_users_or_drawn_from_the_engines() -> None:
 def test_pfx_03_a_cache_salt_is_a_non_empty_string(salt: Any) -> None:
     with pytest.raises(RequestError, match="cache_salt"):
         request(make(), cache_salt=salt)
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words", "stop_token_ids", "logprob_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize("bad", [5, {"a": 1}, b"ab", [None], [[1]]])
+def test_a_list_that_is_none_is_refused_by_name(name: str, bad: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name}=.* accepted: ") as caught:
+        SamplingParams(**{name: bad})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["n", "top_k", "min_tokens", "temperature", "top_p", "ignore_eos", "output_kind"])
+@pytest.mark.parametrize("bad", [None, "x", [1]])
+def test_sampling_fields_of_another_type_are_refused_before_the_device_sees_them(name: str, bad: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name}=.* accepted: ") as caught:
+        SamplingParams(**{name: bad})
+    assert caught.value.param == name
+
+
+def test_a_switch_is_true_or_false_and_nothing_else() -> None:
+    for name in ("detokenize", "skip_special_tokens", "include_stop_str_in_output", "skip_reading_prefix_cache"):
+        with pytest.raises(RequestError, match=f"{name}=1 .* true or false"):
+            SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_a_message_shows_a_short_piece_of_a_value() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ("x" * 100_000, 10**5000, deep):
+        with pytest.raises(RequestError) as caught:
+            request(make(), structured_outputs={"json": value})
+        assert len(str(caught.value)) < 250

@@ -171,6 +171,8 @@ def test_a_last_message_can_be_continued(server: Running) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": "hi", "name": 5}], "messages[0].name"),
+        ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "hi", "tool_calls": {"a": 1}}], "messages[0].tool_calls"),
         ([{"role": "function", "content": "hi"}], "messages"),
     ],
 )

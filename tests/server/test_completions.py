@@ -106,6 +106,15 @@ def test_sch_05_nothing_or_nonsense_to_complete_is_400(server: Running, prompt: 
     assert server.complete("hi").status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_prompt_among_several_is_named(server: Running, stream: bool) -> None:
+    for prompts in (["hi", "", "hi"], [[1], [260], [1]]):
+        reply = server.complete(prompts, stream=stream)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "prompt[1]"
+        assert reply.json()["error"]["message"].startswith("prompt[1]: ")
+
+
 def test_sec_02_too_many_prompts_are_400(server: Running) -> None:
     assert server.complete(["x"] * 300).json()["error"]["param"] == "prompt"
 

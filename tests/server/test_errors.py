@@ -152,3 +152,27 @@ def test_health_version_and_metrics(server: Running) -> None:
     assert server.get("/version").json()["version"]
     assert "text/plain" in server.get("/metrics").headers["content-type"]
     assert server.gauge("num_requests_running") == 0
+
+
+@pytest.mark.parametrize("field", ["response_format", "guided_json", "structured_outputs", "content", "role"])
+def test_sec_02_json_nested_up_to_the_parsers_limit_is_never_an_inner_error(server: Running, field: str) -> None:
+    for depth in range(880, 1000):  # somewhere here lies what can be decoded but not written as text
+        nested = '{"a":' * depth + "1" + "}" * depth
+        role, content, more = '"user"', '"hi"', ""
+        if field == "content":
+            content = nested
+        elif field == "role":
+            role = nested
+        else:
+            more = f', "{field}": {nested}'
+        body = f'{{"messages": [{{"role": {role}, "content": {content}}}], "max_tokens": 1{more}}}'
+        reply = server.http.post(CHAT, content=body, headers=JSON)
+        assert reply.status_code == 400, depth
+        assert len(reply.json()["error"]["message"]) < 400
+
+
+def test_sec_02_a_message_repeats_no_long_value(server: Running) -> None:
+    for more in ({"tool_choice": "x" * 100_000}, {"structured_outputs": {"json": "x" * 100_000}}):
+        reply = server.chat("hi", **more)
+        assert reply.status_code == 400
+        assert len(reply.json()["error"]["message"]) < 400

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, UnsupportedModel
 from jaxllm.tokenizer.chat import ChatTemplate
 from jaxllm.tokenizer.load import load_chat_template
 
@@ -86,6 +86,9 @@ def test_tpl_01_parts_render_as_the_plain_string_and_empty_calls_as_absent(sourc
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": [{"type": "text"}]}],
+        5,
+        [{"role": "assistant", "tool_calls": 5}],
+        [{"role": "assistant", "tool_calls": "f"}],
         [{"role": "assistant", "tool_calls": [{}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     ],
@@ -191,6 +194,21 @@ def test_template_places_of_a_folder(tmp_path: Path) -> None:
     assert _render(load_chat_template(tmp_path, "{{ bos_token }}4")) == "<s>4"
     with pytest.raises(ConfigError, match="neither a file nor a template"):
         load_chat_template(tmp_path, "missing.jinja")
+
+
+@pytest.mark.parametrize("templates", [[5], [{"name": "default"}], [{"name": "default", "template": 5}]])
+def test_a_folder_with_templates_of_the_wrong_shape_is_refused(tmp_path: Path, templates: Any) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    with pytest.raises(UnsupportedModel, match="chat_template holds"):
+        load_chat_template(tmp_path)
+
+
+def test_a_template_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "chat_template.jinja"
+    file.write_bytes(b"\xff{{ 1 }}")
+    for override in (None, str(file)):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_chat_template(tmp_path, override)
 
 
 def _render(template: ChatTemplate | None) -> str:

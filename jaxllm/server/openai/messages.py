@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shown
 from jaxllm.server import limits
 from jaxllm.server.schema import ChatRequest
 from jaxllm.server.state import ServerState
@@ -56,6 +56,8 @@ def _checked(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     if "content" not in message and not message.get("tool_calls"):
         path = f"{path}.content"
         raise RequestError(f"{path} is missing; accepted: a string, text parts or null", param=path)
+    if not isinstance(message.get("tool_calls"), (list, type(None))):
+        raise _wrong(f"{path}.tool_calls", message["tool_calls"], "a list of calls or null")
     for key in ("name", "tool_call_id"):
         value = message.get(key)
         if value is not None and not isinstance(value, str):
@@ -87,7 +89,7 @@ def _part_text(part: Any, path: str) -> str:
 
 
 def _wrong(path: str, value: Any, accepted: str) -> RequestError:
-    return RequestError(f"{path}={str(value)[:80]!r}; accepted: {accepted}", param=path)
+    return RequestError(f"{path}={shown(value)}; accepted: {accepted}", param=path)
 
 
 def _adds_generation_prompt(request: ChatRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shown
 from jaxllm.server import limits
 from jaxllm.server.schema import ChatRequest, CompletionRequest, GenerationRequest
 from jaxllm.types.sampling import OutputKind, SamplingParams, check_served
@@ -145,7 +145,7 @@ def _refuse_unserved(request: GenerationRequest, table: Mapping[str, tuple[Any, 
         value = getattr(request, name)
         if value is not None and value not in neutral:
             accepted = " or ".join(repr(item) for item in (*neutral, None))
-            raise RequestError(f"{name}={str(value)[:80]!r} is not served yet; accepted: {accepted}", param=name)
+            raise RequestError(f"{name}={shown(value)} is not served yet; accepted: {accepted}", param=name)
 
 
 def _check_tools(request: ChatRequest) -> None:
@@ -155,7 +155,7 @@ def _check_tools(request: ChatRequest) -> None:
     if request.tools:
         raise RequestError("tools are not served yet; accepted: [] or null, or tool_choice='none'", param="tools")
     if choice not in (None, "auto"):
-        raise RequestError(f"tool_choice={choice!r} needs tools; accepted: 'none' or 'auto'", param="tool_choice")
+        raise RequestError(f"tool_choice={shown(choice)} needs tools; accepted: 'none' or 'auto'", param="tool_choice")
 
 
 def _check_reasoning(request: ChatRequest) -> None:
@@ -174,7 +174,7 @@ def _check_response_format(value: Any) -> None:
     if kind in ("json_object", "json_schema", "structural_tag"):
         message = f"response_format type {kind!r} is not served yet; accepted: {{'type': 'text'}} or null"
     else:
-        message = f"response_format={str(value)[:80]!r}; accepted: an object with a type, such as {{'type': 'text'}}"
+        message = f"response_format={shown(value)}; accepted: an object with a type, such as {{'type': 'text'}}"
     raise RequestError(message, param="response_format")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shown
 from jaxllm.server import limits
 from jaxllm.server.generation import Outputs
 from jaxllm.server.state import ServingEngine
@@ -47,7 +47,7 @@ def _one(item: Any, path: str, add_special_tokens: bool) -> Prompt:
         if not item:
             raise RequestError(f"{path} is empty; accepted: at least one token id", param=path)
         return TokensPrompt(tuple(item))
-    raise RequestError(f"{path}={str(item)[:80]!r}; prompt accepts {_ACCEPTED}", param=path)
+    raise RequestError(f"{path}={shown(item)}; prompt accepts {_ACCEPTED}", param=path)
 
 
 def _are_ids(items: list[Any]) -> bool:
