@@ -78,7 +78,7 @@ class EngineArgs:
 
     model: str | None = setting(None, "folder, .gguf file, Hub id or alias; default smollm2-135m")
     tokenizer: str | None = setting(None, "folder or .gguf file of the tokenizer; default: the model's")
-    served_model_name: tuple[str, ...] = setting((), "names the model answers to in the API")
+    served_model_name: tuple[str, ...] = setting((), "names the model answers to in the API", "served-model-names")
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = setting(
         "auto", "of weights and activations; auto: float32 on CPU, else the checkpoint's 16-bit type"
     )

@@ -1,6 +1,6 @@
 """The one file that reads the environment.
 
-JAXLLM_CACHE_DIR   compiled programs and converted checkpoints; default ~/.cache/jaxllm
+JAXLLM_CACHE_DIR   compiled programs (unused ones go after 30 days); default ~/.cache/jaxllm
 JAXLLM_API_KEY     a key the server asks for, besides those of --api-key
 XLA_FLAGS          read, with LIBTPU_INIT_ARGS, only to tell apart what they made the compiler produce
 HF_HUB_OFFLINE     1: a Hub id is looked up in the local cache alone

@@ -35,6 +35,11 @@ def test_server_settings_may_stand_in_the_same_file(tmp_path: Path) -> None:
     assert settings == {"port": 9000, "api_keys": ("secret",), "shutdown_timeout_s": 5.0, "seed": 3}
 
 
+def test_the_servers_own_spelling_of_the_model_names_is_not_lost(tmp_path: Path) -> None:
+    path = write(tmp_path, "served_model_names: [a, b]\n")
+    assert load_config_file(path, EngineArgs, ServerConfig) == {"served_model_name": ("a", "b")}
+
+
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     assert load_config_file(write(tmp_path, "# nothing\n")) == {}
 
