@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Protocol, cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -29,6 +29,7 @@ _OWN_FLAGS = [
     Flag("api_key", "text", "key for --url"),
     Flag("system", "text", "system message at the start of the conversation"),
 ]
+_LONGEST = "default: as long as fits"
 _TIMEOUT_S = 600.0  # of one read from the server
 
 
@@ -42,7 +43,8 @@ class Speaker(Protocol):
 
 def main(argv: list[str]) -> int:
     engine = schema_flags(EngineArgs, leave_out=("model", "seed"))
-    values = parse("chat", __doc__ or "", [*_OWN_FLAGS, *sampling_flags(), *engine], argv, schemas=(EngineArgs,))
+    sampling_own = [replace(f, help=_LONGEST) if f.name == "max_tokens" else f for f in sampling_flags()]
+    values = parse("chat", __doc__ or "", [*_OWN_FLAGS, *sampling_own, *engine], argv, schemas=(EngineArgs,))
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character is no reason to stop

@@ -52,6 +52,7 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     if command in ("serve", "run", "chat"):
         for flag in ("--max-model-len", "--block-size", "--no-enable-prefix-caching", "-tp", "--config"):
             assert flag in text, flag
+    assert ("as long as fits" in text) == (command == "chat")
 
 
 def test_an_interrupt_is_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
