@@ -10,6 +10,7 @@ from jaxllm.config.model import ModelConfig
 from jaxllm.errors import ConfigError
 
 Backend = Literal["cpu", "gpu", "tpu"]
+_INT32_MAX = 2**31 - 1  # what the device counts with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class EngineArgs:
     enable_chunked_prefill: bool = setting(True, "compute long prompts piece by piece")
     scheduling_policy: str = setting("fcfs", "who runs first: a name or package.module:Class")
     async_scheduling: bool = setting(True, "plan the next step while one runs")
-    max_num_queued_reqs: int | None = setting(None, "refuse requests beyond this many, waiting and running")
+    max_num_queued_reqs: int | None = setting(None, "refuse requests while this many wait")
 
     page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")
     num_pages: int | None = setting(
@@ -127,10 +128,12 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "kv_cache_memory_bytes"):
+        for name in ("max_num_queued_reqs", "kv_cache_memory_bytes"):
             _in_range(self, name, 1)
-        _in_range(self, "max_model_len", 1, hint="; fitting it to the memory (auto, -1) is not served yet")
-        _in_range(self, "num_pages", 2, hint=": one is the null page")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            _in_range(self, name, 1, _INT32_MAX)
+        _in_range(self, "max_model_len", 1, _INT32_MAX, hint="; fitting it to the memory (auto, -1) is not served yet")
+        _in_range(self, "num_pages", 2, _INT32_MAX, hint=": one is the null page")
         _in_range(self, "seed", 0, 2**63 - 1)
         _check_page_size(self.page_size)
         _check_shares(self)
