@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxllm.models.base import SplitModel
 
 CPU_KV_SHARE = 4  # KV pages take at most a quarter of free memory ...
-CPU_MAX_KV_BYTES = 4 * 2**30  # ... and no more than this
+CPU_MAX_KV_BYTES = 2 * 2**30  # ... and no more than this
 SIGNIFICANT_BITS = 3  # of num_pages: it is in every program's shape, and free memory differs a little each start
 
 
@@ -115,7 +115,7 @@ def plan_pages(
     """How many KV pages there will be.
 
     `cache.num_pages` is taken as it is. Else the KV budget is `cache.memory_bytes`; on a CPU a
-    quarter of `budget_bytes`, at most 4 GiB; on an accelerator what `budget_bytes` leaves beside
+    quarter of `budget_bytes`, at most 2 GiB; on an accelerator what `budget_bytes` leaves beside
     the weights and `probe_temporaries()`.
 
     Raises:

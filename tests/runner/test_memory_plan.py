@@ -51,9 +51,9 @@ def test_a_cpu_gives_a_quarter_of_free_memory_to_pages_in_round_numbers() -> Non
     assert plan(Device("cpu"), 4 * 109 * PAGE).num_pages == 96, "a little more free memory changes no shape"
 
 
-def test_a_cpu_gives_pages_four_gib_at_most() -> None:
+def test_a_cpu_gives_pages_two_gib_at_most() -> None:
     pages = plan(Device("cpu"), 2**50, max_num_seqs=2**20).num_pages
-    assert pages == 4 * 2**30 // PAGE
+    assert pages == 2 * 2**30 // PAGE
 
 
 def test_an_accelerator_gives_pages_what_weights_and_temporaries_leave() -> None:
