@@ -44,6 +44,8 @@ def _run(command: str, args: list[str]) -> int:
         sys.stdout.flush()
     except JaxLLMError as error:
         return _fail(str(error), 2 if isinstance(error, _WRONG_USAGE) else 1)
+    except MemoryError as error:
+        return _fail(f"out of host memory ({error}); lower max_num_seqs, max_num_batched_tokens or num_pages", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # whoever read the output has had enough

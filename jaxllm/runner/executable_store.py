@@ -10,6 +10,7 @@ runs what a file holds, as with jax's cache, so the folder is the user's own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -45,11 +46,10 @@ class ExecutableStore:
     """Executables of one model on one device. `folder` None keeps nothing."""
 
     def __init__(self, folder: Path | None, device: Device, model: object) -> None:
-        self._folder = folder
+        self._folder = _usable(folder)
         self._device = device
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            _remove_unused(folder)
+        if self._folder is not None:
+            _remove_unused(self._folder)
             self._compiler = _digest(*_compiler(device))
             self._sources = _digest(repr(model).encode(), *_sources())
 
@@ -75,7 +75,8 @@ class ExecutableStore:
         if program is None:
             program = lowered.compile()
             self._save(spec, name, program)
-        _write(link, name.encode())
+        with contextlib.suppress(OSError):  # `_save` has told of a full disk
+            _write(link, name.encode())
         return program
 
     def _link(self, spec: ProgramSpec) -> Path | None:
@@ -106,6 +107,22 @@ class ExecutableStore:
             _write(self._folder / f"{name}.executable", pickle.dumps(serialize_executable.serialize(program)))
         except Exception as error:  # a full disk or a backend without serialisation costs time, not the start
             _log.warning("%s is not kept (%s); the next start compiles it again", spec.name, error)
+
+
+def _usable(folder: Path | None) -> Path | None:
+    """`folder`, made where it is missing; None, with a warning, where it cannot be written."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        _log.warning(
+            "compiled programs are not kept (%s); accepted for compilation_cache_dir: a writable folder", error
+        )
+        return None
+    return folder
 
 
 def _digest(*parts: bytes) -> str:

@@ -63,6 +63,16 @@ def test_an_interrupt_is_exit_code_130(cli: Cli, monkeypatch: pytest.MonkeyPatch
     assert cli("run", "--prompt", "a") == (130, "", "jaxllm: interrupted\n")
 
 
+def test_too_little_memory_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_much(argv: list[str]) -> int:
+        raise MemoryError("Unable to allocate 238 GiB")
+
+    monkeypatch.setattr("jaxllm.cli.run.main", too_much)
+    code, out, err = cli("run", "--prompt", "a")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "238 GiB" in err
+
+
 def test_models_lists_the_registries(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)

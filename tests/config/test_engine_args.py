@@ -64,6 +64,9 @@ def test_one_served_name_may_be_given_as_text() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range; accepted: at least 1"),
+    ({"max_num_seqs": 2**31}, "max_num_seqs=2147483648 .* at most 2147483647"),
+    ({"max_num_batched_tokens": 10**12}, "max_num_batched_tokens=1000000000000 .* at most"),
+    ({"num_pages": 10**12}, "num_pages=1000000000000 .* at most"),
     ({"max_num_seqs": True}, "max_num_seqs=True has the wrong type; accepted: an integer"),
     ({"max_num_seqs": 1.5}, "max_num_seqs=1.5 has the wrong type"),
     ({"max_model_len": "long"}, "max_model_len: 'long' is not a count"),

@@ -88,3 +88,13 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, num_compiled: list[int
     for _ in range(2):
         assert compile_program(spec(), DEVICE, store(None))(INPUT).tolist() == [0, 2, 4]
     assert len(num_compiled) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_compilations_and_nothing_else(
+    tmp_path: Path, num_compiled: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        assert compile_program(spec(), DEVICE, store(folder))(INPUT).tolist() == [0, 2, 4]
+    assert len(num_compiled) == 2
+    assert caplog.text.count("compiled programs are not kept") == 2
