@@ -123,9 +123,11 @@ def test_hlt_01_four_running_requests_end_with_an_error_and_health_turns_503(kin
         replies = [call.result(timeout=10) for call in calls]
         assert time.monotonic() - start < 5
         for reply in replies[:2]:
+            if reply.status_code != 200:  # a busy machine let the engine die before this one had a token
+                continue
             *_, error, done = events_of(reply.text)
             assert (set(error), done) == ({"error"}, "[DONE]")
-        for reply in replies[2:]:
+        for reply in (*replies[2:], *(r for r in replies[:2] if r.status_code != 200)):
             assert reply.status_code == 503
             assert reply.json()["error"]["message"]
         _check_dead(served)
