@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,16 @@ from typing import Any
 import openai
 import pytest
 
+from jaxllm.engine.executor import Ticket
 from jaxllm.server.state import ServerState
-from jaxllm.testing.faults import Fault, FaultKind
+from jaxllm.testing.faults import Fault, FaultInjector, FaultKind, FaultPlace
 from jaxllm.types.outputs import CompletionOutput, RequestOutput
+from jaxllm.types.step import StepOutput
 from tests.helpers.scripted_engine import Settings, script, scripted
 from tests.server.harness import Running, events_of, running, wait_until
 
 LONG = script("on and on ", repeat=True)
-SETTINGS = Settings(num_pages=513, max_model_len=256, watchdog_s=1.0)
+SETTINGS = Settings(num_pages=513, max_model_len=256, max_num_seqs=8, watchdog_s=1.0)
 
 
 def _failing(kind: FaultKind, step: int) -> Any:
@@ -112,25 +115,42 @@ def test_an_unforeseen_error_is_500_without_detail(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_hlt_01_four_running_requests_end_with_an_error_and_health_turns_503(kind: FaultKind) -> None:
-    with running(_failing(kind, 60), SETTINGS) as served, ThreadPoolExecutor(4) as threads:
-        start = time.monotonic()
+    executor, due = scripted(default=LONG, step_s=0.02), threading.Event()
+    injector, collect = FaultInjector([Fault(1, kind)]), executor.collect
+
+    def failing_once_due(ticket: Ticket) -> StepOutput:
+        if due.is_set():
+            injector.reach(1, FaultPlace.COLLECT)
+        return collect(ticket)
+
+    executor.collect = failing_once_due  # type: ignore[method-assign]
+    with running(executor, SETTINGS) as served, ThreadPoolExecutor(4) as threads:
         calls = [
             threads.submit(served.chat, "a", stream=True, max_tokens=200),
             threads.submit(served.complete, "b", stream=True, max_tokens=200),
             threads.submit(served.chat, "c", max_tokens=200),
             threads.submit(served.complete, ["d", "e"], max_tokens=200),
         ]
+        _wait_until_all_have_tokens(served, 5)
+        due.set()
+        start = time.monotonic()
         replies = [call.result(timeout=10) for call in calls]
         assert time.monotonic() - start < 5
         for reply in replies[:2]:
-            if reply.status_code != 200:  # a busy machine let the engine die before this one had a token
-                continue
             *_, error, done = events_of(reply.text)
             assert (set(error), done) == ({"error"}, "[DONE]")
-        for reply in (*replies[2:], *(r for r in replies[:2] if r.status_code != 200)):
+        for reply in replies[2:]:
             assert reply.status_code == 503
             assert reply.json()["error"]["message"]
         _check_dead(served)
+        injector.release()
+
+
+def _wait_until_all_have_tokens(served: Running, num_requests: int) -> None:
+    """A running request gets a token a step: a few steps after all of them run, each has some."""
+    wait_until(lambda: served.gauge("num_requests_running") == num_requests, 5, "all requests run")
+    num_steps = served.state.engine.stats().core.num_steps
+    wait_until(lambda: served.state.engine.stats().core.num_steps > num_steps + 5, 5, "each has tokens")
 
 
 def test_hlt_01_an_engine_that_dies_while_idle_is_noticed() -> None:
