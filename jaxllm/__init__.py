@@ -9,16 +9,28 @@ if TYPE_CHECKING:
     from jaxllm.engine.async_engine import AsyncEngine
     from jaxllm.llm import LLM
     from jaxllm.types.outputs import CompletionOutput, RequestOutput
-    from jaxllm.types.sampling import SamplingParams
+    from jaxllm.types.processors import LogitsProcessor
+    from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "LogitsProcessor",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "jaxllm.llm",
     "AsyncEngine": "jaxllm.engine.async_engine",
+    "BeamSearchParams": "jaxllm.types.sampling",
     "CompletionOutput": "jaxllm.types.outputs",
+    "LogitsProcessor": "jaxllm.types.processors",
     "RequestOutput": "jaxllm.types.outputs",
     "SamplingParams": "jaxllm.types.sampling",
 }

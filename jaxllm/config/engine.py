@@ -10,6 +10,7 @@ from jaxllm.config.model import ModelConfig
 from jaxllm.errors import ConfigError
 
 Backend = Literal["cpu", "gpu", "tpu"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 _INT32_MAX = 2**31 - 1  # what the device counts with
 
 
@@ -33,7 +34,7 @@ class SchedulerConfig:
     policy: str = "fcfs"
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True  # plan the next step while one is in flight
-    max_num_queued_reqs: int | None = None
+    max_num_queued_reqs: int | None = None  # waiting and running sequences together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = setting((), "names the model answers to", "served-model-name")
     chat_template: str | None = setting(None, "Jinja chat template, a file or the text itself")
     metrics_need_key: bool = setting(False, "ask for an API key at /metrics too")
+    trust_request_chat_template: bool = setting(False, "let requests bring a chat template of their own")
+    default_chat_template_kwargs: str | None = setting(None, "variables of the chat template, JSON; a request's win")
+    allowed_origins: tuple[str, ...] = setting((), "origins that browsers may call from; * for any; none: no CORS")
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that browsers may use from there")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that browsers may send from there")
+    allow_credentials: bool = setting(False, "let browsers send cookies and HTTP authentication from there")
+    ssl_keyfile: str | None = setting(None, "TLS: private key, a PEM file")
+    ssl_certfile: str | None = setting(None, "TLS: certificate chain, a PEM file")
+    ssl_ca_certs: str | None = setting(None, "TLS: authorities of client certificates, a PEM file")
+    ssl_cert_reqs: Literal["none", "optional", "required"] = setting("none", "TLS: whether clients need a certificate")
+    uds: str | None = setting(None, "Unix socket to listen on, a path; host and port then mean nothing")
+    root_path: str = setting("", "path under which a proxy serves this server")
     shutdown_timeout_s: float = setting(30.0, "seconds running requests get to end", "shutdown-timeout")
     engine_dead_grace_s: float = setting(10.0, "seconds a server whose engine died answers 503 before it exits")
     max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
@@ -96,7 +109,9 @@ class EngineArgs:
     enable_chunked_prefill: bool = setting(True, "compute long prompts piece by piece")
     scheduling_policy: str = setting("fcfs", "who runs first: a name or package.module:Class")
     async_scheduling: bool = setting(True, "plan the next step while one runs")
-    max_num_queued_reqs: int | None = setting(None, "refuse requests while this many wait")
+    max_num_queued_reqs: int | None = setting(
+        None, "refuse requests while this many sequences wait or run (a request counts n)", human=True
+    )
 
     page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")
     num_pages: int | None = setting(
@@ -116,10 +131,13 @@ class EngineArgs:
     compilation_cache_dir: str | None = setting(None, "compiled programs; default under the cache folder")
     watchdog_s: float = setting(120.0, "a step longer than this ends the engine, seconds", "watchdog")
 
-    max_logprobs: int = setting(20, "most log probabilities a request may ask for", served=False)
+    max_logprobs: int = setting(20, "most log probabilities a request may ask for; -1: the whole vocabulary")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = setting(
+        "raw_logprobs", "of the model's own logits (raw), or after penalties, masks and temperature (processed)"
+    )
     quantization: str | None = setting(None, "quantise weights at load", served=False)
     tensor_parallel_size: int = setting(1, "devices one model is split over", "tp", served=False)
-    data_parallel_size: int = setting(1, "copies of the model", "dp", served=False)
+    data_parallel_size: int = setting(1, "devices that each hold the model and run requests of their own", "dp")
     enable_lora: bool = setting(False, "serve LoRA adapters", served=False)
     lora_modules: tuple[str, ...] = setting((), "adapters, NAME=FOLDER", served=False)
     speculative_config: str | None = setting(None, "draft tokens, JSON", served=False)
@@ -128,8 +146,9 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name in ("max_num_queued_reqs", "kv_cache_memory_bytes"):
+        for name in ("max_num_queued_reqs", "kv_cache_memory_bytes", "data_parallel_size"):
             _in_range(self, name, 1)
+        _in_range(self, "max_logprobs", -1, _INT32_MAX)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _in_range(self, name, 1, _INT32_MAX)
         _in_range(self, "max_model_len", 1, _INT32_MAX, hint="; fitting it to the memory (auto, -1) is not served yet")
@@ -146,12 +165,21 @@ class EngineArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsConfig:
+    """What programs give beside tokens."""
+
+    max_logprobs: int = 20  # most entries of a position; -1: the whole vocabulary
+    mode: LogprobsMode = "raw_logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigParts:
     """What the rooms receive, all choices made."""
 
     dtype: str
     cache: CacheConfig
     scheduler: SchedulerConfig
+    logprobs: LogprobsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +208,7 @@ def to_parts(args: EngineArgs, model: ModelConfig | None, backend: Backend) -> C
         dtype=dtype,
         cache=resolve_cache(args, dtype, backend),
         scheduler=resolve_scheduler(args, model, backend),
+        logprobs=LogprobsConfig(max_logprobs=args.max_logprobs, mode=args.logprobs_mode),
     )
 
 

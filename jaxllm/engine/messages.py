@@ -13,10 +13,15 @@ import msgspec
 from jaxllm.metrics.stats import CoreStats
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.step import Logprobs, PromptLogprobs
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """A request, checked and complete. `request_id` is unique for the life of the engine."""
+    """One sequence, checked and complete. `request_id` is unique for the life of the engine.
+
+    A request with n > 1 is n of these: each but the first names the first in `fork_of`, and only the
+    first asks for prompt_logprobs. `params.n` means nothing to the core.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -26,6 +31,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0
     adapter_id: str | None = None
     cache_salt: str | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    fork_of: str | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -62,6 +69,8 @@ class TokenDelta(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     num_cached: int = 0  # tokens found in the prefix cache when the request was first admitted
     scheduled_s: float | None = None  # when it was first scheduled, on the core's clock
+    logprobs: Logprobs | None = None  # of `token_ids`
+    prompt_logprobs: PromptLogprobs | None = None
     error: RequestFailure | None = None  # it ends here, with this error
 
 

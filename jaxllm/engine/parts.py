@@ -14,16 +14,28 @@ from jaxllm.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoreParts:
+    """One core: a device and what decides for it."""
+
+    executor: Executor
+    scheduler: Scheduler
+    kv: KVManager  # the scheduler's own, for statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     executor: Executor
     scheduler: Scheduler
     kv: KVManager  # the scheduler's own, for statistics
+    more_cores: tuple[CoreParts, ...] = ()  # further copies of the model, each with requests of its own
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int  # ids the model knows; prompts may hold no others
     model_name: str  # label of the metrics
     eos_ids: frozenset[int] = frozenset()  # the ids that end a sequence, as the scheduler knows them
     default_params: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the model's own sampling defaults
+    max_logprobs: int = 20  # most log probabilities a request may ask for; -1: the whole vocabulary
+    processor_names: tuple[str, ...] = ()  # logits processors that extra_args may name
     seed: int = 0  # of the generator that seeds requests without a seed
     async_scheduling: bool = True
     watchdog_s: float = DEFAULT_WATCHDOG_S  # longest silence inside one executor call

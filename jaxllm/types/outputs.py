@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TokenLogprob:
     token_id: int
     logprob: float  # natural logarithm
-    rank: int  # 1 = most likely
+    rank: int | None  # 1 = most likely; None for tokens of logprob_token_ids, which are not ranked
     decoded_token: str | None = None
 
 
@@ -32,7 +32,7 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None = None
-    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None  # per token: itself first, then the top, by rank
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_reason: int | str | None = None  # the stop string or stop id; None for EOS and length
 

@@ -39,13 +39,15 @@ class Request:
     priority: int = 0
     adapter_id: str | None = None
     cache_salt: str | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that the output may not hold
+    fork_of: str | None = None  # first sibling of the same prompt, whose KV this one takes over once it is there
     media_keys: tuple[tuple[str, int, int], ...] = ()  # (content hash, first token, num tokens)
 
     output_ids: list[int] = field(default_factory=list[int])
     draft_ids: tuple[int, ...] = ()
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop id that ended it; None for EOS and length
+    stop_reason: int | str | None = None  # stop id that ended it, or "repetition"; None for EOS and length
     num_computed: int = 0  # tokens whose KV collected steps have written
     num_cached: int = 0  # of those, tokens found in the prefix cache at the latest admission
     num_in_flight: int = 0  # tokens in submitted, uncollected steps

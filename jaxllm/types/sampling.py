@@ -11,7 +11,14 @@ from typing import Any, TypeGuard, cast
 from jaxllm.errors import RequestError, shown
 
 GREEDY_BELOW = 0.01  # temperatures below this are greedy: dividing logits by less overflows
-MAX_FORBIDDEN = 32  # stop and EOS ids that min_tokens can hold back: the room in a device row
+# Room on the device, a row each.
+MAX_FORBIDDEN = 32  # stop and EOS ids that min_tokens can hold back
+MAX_LOGIT_BIAS = 1024  # entries of logit_bias
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_SEQUENCES = 512  # of more than one token, after tokenising bad_words; those of one token are free
+MAX_BAD_SEQUENCE_TOKENS = 16
+MAX_PATTERN = 4096  # tokens, and copies, of repetition_detection
+BIAS_LIMIT = 100.0  # values of logit_bias are clamped to it, as OpenAI documents
 
 
 class OutputKind(enum.Enum):
@@ -21,8 +28,32 @@ class OutputKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionDetection:
+    """End a request whose output ends in `min_count` copies of a pattern of so many tokens.
+
+    Raises:
+        RequestError: a number is outside its range.
+    """
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_pattern_size", 1), ("min_pattern_size", 1), ("min_count", 2)):
+            value = getattr(self, name)
+            if not _is_int(value) or not low <= value <= MAX_PATTERN:
+                raise _fail("repetition_detection", f"{name}={value}", f"{low} to {MAX_PATTERN}")
+        if self.min_pattern_size > self.max_pattern_size:
+            accepted = f"at most max_pattern_size={self.max_pattern_size}"
+            raise _fail("repetition_detection", f"min_pattern_size={self.min_pattern_size}", accepted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose the tokens of one request.
+
+    `max_tokens=0` is accepted with `prompt_logprobs` alone: the prompt is scored and nothing generated.
 
     Raises:
         RequestError: a value is outside its range; `param` names the field.
@@ -56,7 +87,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     thinking_token_budget: int | None = None
-    repetition_detection: Mapping[str, int] | None = None
+    repetition_detection: RepetitionDetection | None = None  # a mapping of its fields is accepted
     truncate_prompt_tokens: int | None = None
     skip_reading_prefix_cache: bool = False
     extra_args: Mapping[str, Any] | None = field(default=None)
@@ -68,6 +99,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _freeze(self, name, _token_ids(name, value))
+        _freeze(self, "logit_bias", _bias(self.logit_bias))
+        _freeze(self, "repetition_detection", _repetition(self.repetition_detection))
         _check_kinds(self)
         _check_numbers(self)
         _check_lengths(self)
@@ -81,24 +114,42 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
 
+MAX_BEAM_WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """Keep the `beam_width` most likely sequences at each token; vLLM's fields.
+
+    A finished sequence is ranked by the sum of its log probabilities / its output tokens ** length_penalty.
+
+    Raises:
+        RequestError: a value is outside its range; `param` names the field.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0  # 0: of the model's own probabilities, as 1
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.beam_width) or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
+            raise _fail("beam_width", self.beam_width, f"1 to {MAX_BEAM_WIDTH}")
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
+            raise _fail("max_tokens", self.max_tokens, "at least 1")
+        for name, low, high in (("temperature", 0.0, 2.0), ("length_penalty", -math.inf, math.inf)):
+            value: Any = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or not low <= value <= high:
+                raise _fail(name, value, "a finite number" if math.isinf(high) else f"{low} to {high}")
+
+
 # Fields whose meaning is not served yet, with the one value that asks for nothing.
 _UNSERVED: dict[str, Any] = {
-    "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "logprob_token_ids": None,
     "structured_outputs": None,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "bad_words": (),
     "thinking_token_budget": None,
-    "repetition_detection": None,
-    "truncate_prompt_tokens": None,
-    "extra_args": None,
 }
 
 
@@ -133,6 +184,31 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return items
 
 
+def _bias(value: Any) -> Mapping[int, float] | None:
+    if value is None:
+        return None
+    accepted = f"at most {MAX_LOGIT_BIAS} token ids, each with a finite number"
+    if not isinstance(value, Mapping) or len(cast("Mapping[Any, Any]", value)) > MAX_LOGIT_BIAS:
+        raise _fail("logit_bias", value, accepted)
+    entries = cast("Mapping[Any, Any]", value)
+    for key, number in entries.items():
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+        if not _is_int(key) or key < 0 or not is_number:
+            raise _fail("logit_bias", f"{{{shown(key)}: {shown(number)}}}", accepted)
+    return {key: max(-BIAS_LIMIT, min(BIAS_LIMIT, float(number))) for key, number in entries.items()} or None
+
+
+def _repetition(value: Any) -> RepetitionDetection | None:
+    if value is None or isinstance(value, RepetitionDetection):
+        return value
+    names = {f.name for f in fields(RepetitionDetection)}
+    if not isinstance(value, Mapping) or not names >= set(cast("Mapping[Any, Any]", value)) >= {"max_pattern_size"}:
+        raise _fail("repetition_detection", value, f"an object of {', '.join(sorted(names))}")
+    if cast("Mapping[str, Any]", value)["max_pattern_size"] == 0:
+        return None  # off, as in vLLM
+    return RepetitionDetection(**cast("dict[str, Any]", value))
+
+
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     items = _listed(value)
     if items is None or any(not _is_int(i) or i < 0 for i in items):
@@ -155,7 +231,7 @@ _INT_RANGES: dict[str, tuple[float, float, str]] = {
     "n": (1, 16384, "1 to 16384"),
     "top_k": (-1, math.inf, "at least 1, or 0 or -1 for off"),
     "min_tokens": (0, math.inf, "at least 0"),
-    "max_tokens": (1, math.inf, "at least 1"),
+    "max_tokens": (0, math.inf, "at least 1, or 0 with prompt_logprobs"),
     "seed": (-(2**63), 2**63 - 1, "a 64-bit integer"),
     "logprobs": (-1, math.inf, "at least 0, or -1 for all"),
     "prompt_logprobs": (-1, math.inf, "at least 0, or -1 for all"),
@@ -210,6 +286,16 @@ def _check_numbers(params: SamplingParams) -> None:
 
 
 def _check_lengths(params: SamplingParams) -> None:
+    if params.max_tokens == 0 and params.prompt_logprobs is None:
+        raise _fail("max_tokens", 0, "at least 1, or 0 with prompt_logprobs")
+    if params.allowed_token_ids == ():
+        raise _fail("allowed_token_ids", [], "at least one token id")
+    ids = params.logprob_token_ids
+    if ids is not None:
+        if not 1 <= len(ids) <= MAX_LOGPROB_TOKEN_IDS:
+            raise _fail("logprob_token_ids", list(ids), f"1 to {MAX_LOGPROB_TOKEN_IDS} token ids")
+        if params.logprobs not in (None, len(ids)):
+            raise _fail("logprobs", params.logprobs, f"none or {len(ids)} beside that many logprob_token_ids")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _fail("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
     if params.stop and not params.detokenize:

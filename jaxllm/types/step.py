@@ -30,8 +30,9 @@ class NewRequest:
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
-    num_cached: int  # tokens already in pages (prefix cache)
+    num_cached: int  # tokens already in pages (prefix cache, or a sibling's prompt)
     adapter_id: str | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +84,7 @@ class SchedulerOutput:
     finished: tuple[str, ...] = ()  # ended since the last plan; their slots may be reused by now
     draft_ids: tuple[tuple[int, ...], ...] = ()  # per row; empty without speculation
     adapter_slots: Int32Array = field(default_factory=_empty_i32)
-    page_copies: tuple[tuple[int, int], ...] = ()  # (from page, to page)
+    page_copies: tuple[tuple[tuple[int, int], ...], ...] = ()  # by KV group: (from page, to page), before the step
     encoder_items: tuple[tuple[str, int], ...] = ()  # (request id, media index)
     num_steps: int = 1
 
@@ -93,10 +94,40 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities at n positions of one request, in plain numbers; see `logprobs_mode` for their kind.
+
+    The K entries of a position are the most likely tokens, most likely first, or (`is_ranked` false)
+    the tokens that `logprob_token_ids` asked for, in its order.
+    """
+
+    token_ids: list[int]  # [n] the token at each position
+    values: list[float]  # [n] its natural logarithm
+    ranks: list[int]  # [n] 1 = no token is more likely
+    top_ids: list[list[int]]  # [n][K]
+    top_values: list[list[float]]  # [n][K]
+    is_ranked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A piece of a prompt's log probabilities: those of the tokens from position `start` (at least 1) on."""
+
+    start: int
+    columns: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a collected step yields. Only rows with `samples` appear in `tokens`."""
+    """What a collected step yields. Only rows with `samples` appear in `tokens`.
+
+    `logprobs` holds the requests whose params ask for them, with as many positions as `tokens`;
+    `prompt_logprobs` those whose params ask and that computed prompt tokens in this step.
+    """
 
     step_id: int
     tokens: dict[str, tuple[int, ...]]
     num_accepted: dict[str, int] = field(default_factory=dict[str, int])  # drafts kept, per request
+    logprobs: dict[str, Logprobs] = field(default_factory=dict[str, Logprobs])
+    prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict[str, PromptLogprobs])
     device_s: float = 0.0
