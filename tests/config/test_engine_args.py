@@ -97,14 +97,12 @@ def test_a_wrong_value_is_refused_by_name(given: dict[str, Any], message: str) -
     "given",
     [
         {"tensor_parallel_size": 2},
-        {"data_parallel_size": 2},
         {"quantization": "int8"},
         {"enable_lora": True},
         {"lora_modules": ["a=b"]},
         {"speculative_config": "{}"},
         {"tool_call_parser": "hermes"},
         {"reasoning_parser": "qwen3"},
-        {"max_logprobs": 5},
     ],
 )
 def test_what_is_not_served_is_refused_and_its_neutral_value_is_not(given: dict[str, Any]) -> None:
