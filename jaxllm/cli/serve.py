@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.cli.flags import Flag, parse, schema_flags
@@ -42,10 +42,10 @@ def _server_config(values: dict[str, Any], args: EngineArgs) -> ServerConfig:
 def _serve(args: EngineArgs, config: ServerConfig) -> int:
     from jaxllm.server.run import serve
 
-    return serve(lambda: _load(args), config)
+    return serve(lambda: _load(args, config), config)
 
 
-def _load(args: EngineArgs) -> Served:
+def _load(args: EngineArgs, config: ServerConfig) -> Served:
     from jaxllm.build import build_chat_template, build_parts
     from jaxllm.engine.async_engine import AsyncEngine
     from jaxllm.server.run import Served
@@ -56,4 +56,5 @@ def _load(args: EngineArgs) -> Served:
     with progress_bars() as progress:
         parts = build_parts(args, report, progress=progress)
     print_summary(report)
-    return Served(AsyncEngine(parts), template)
+    prefix = config.metrics_prefix.removesuffix(":") + ":"
+    return Served(AsyncEngine(replace(parts, metrics_prefix=prefix)), template)

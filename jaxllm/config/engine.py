@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +68,7 @@ class ServerConfig:
     shutdown_timeout_s: float = setting(30.0, "seconds running requests get to end", "shutdown-timeout")
     engine_dead_grace_s: float = setting(10.0, "seconds a server whose engine died answers 503 before it exits")
     max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
+    metrics_prefix: str = setting("jaxllm", "first part of every metric's name; vllm for existing dashboards")
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = setting(
         "info", "log level of the HTTP server"
     )
@@ -78,6 +81,10 @@ class ServerConfig:
         _in_range(self, "max_body_bytes", 1)
         if not all(self.api_keys):  # a request with an empty key would be let in
             raise ConfigError("api_keys holds an empty key; accepted: keys of at least one character")
+        _check_cors(self)
+        _check_tls(self)
+        _check_paths(self)
+        _check_template_kwargs(self.default_chat_template_kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,3 +313,48 @@ def _check_executor(executor: str) -> None:
         raise ConfigError("executor='scripted:' names no file; accepted: device, scripted:FILE.json")
     if executor != "device" and not executor.startswith("scripted:"):
         raise ConfigError(f"executor={executor!r} is unknown; accepted: device, scripted:FILE.json")
+
+
+def _check_cors(config: ServerConfig) -> None:
+    for origin in config.allowed_origins:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,\[\]\"]+", origin):
+            raise ConfigError(
+                f"allowed_origins holds {origin!r}; accepted: *, or scheme://host[:port] without a path or a last /"
+            )
+    for method in config.allowed_methods:
+        if not re.fullmatch(r"\*|[A-Z]+", method):
+            raise ConfigError(f"allowed_methods holds {method!r}; accepted: * or methods in capitals, such as POST")
+    for header in config.allowed_headers:
+        if not re.fullmatch(r"\*|[A-Za-z0-9!#$%&'+.^_`|~-]+", header):
+            raise ConfigError(f"allowed_headers holds {header!r}; accepted: * or names of headers")
+    if config.allow_credentials and "*" in config.allowed_origins:  # any page could act as its visitor
+        raise ConfigError(
+            "allow_credentials=True with allowed_origins '*'; accepted: origins by name, or no credentials"
+        )
+
+
+def _check_tls(config: ServerConfig) -> None:
+    if config.ssl_certfile is None:
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name}={getattr(config, name)!r} needs ssl_certfile; accepted: both, or neither")
+    if config.ssl_cert_reqs != "none" and (config.ssl_ca_certs is None or config.ssl_certfile is None):
+        raise ConfigError(f"ssl_cert_reqs={config.ssl_cert_reqs!r} needs ssl_certfile and ssl_ca_certs")
+
+
+def _check_paths(config: ServerConfig) -> None:
+    if config.uds == "":
+        raise ConfigError("uds='' is no path; accepted: the path of a socket to make")
+    if config.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", config.root_path):
+        raise ConfigError(f"root_path={config.root_path!r}; accepted: a path such as /llm, without a last /")
+    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*:?", config.metrics_prefix):
+        raise ConfigError(f"metrics_prefix={config.metrics_prefix!r}; accepted: letters, digits and _, such as vllm")
+
+
+def _check_template_kwargs(text: str | None) -> None:
+    try:
+        value = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"default_chat_template_kwargs={text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"default_chat_template_kwargs={text!r}; accepted: a JSON object")

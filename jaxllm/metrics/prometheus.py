@@ -1,11 +1,13 @@
 """Prometheus exposition: vLLM's metric names (another prefix), types, labels and buckets.
 
 Counters and gauges are read from `EngineStats` at the moment of the scrape, so each has one source
-of truth and is exact; only histograms keep numbers of their own.
+of truth and is exact; only histograms keep numbers of their own. What is counted per request is
+counted once for a request with n > 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ REQUEST_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+SEQUENCES_BUCKETS = (1, 2, 5, 10, 20)
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 _GAUGES = {
@@ -58,9 +61,16 @@ _DURATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 _SIZES = {
     "request_prompt_tokens": "Prompt tokens of ended requests.",
-    "request_generation_tokens": "Generated tokens of ended requests.",
+    "request_generation_tokens": "Generated tokens of ended requests, all sequences together.",
+    "request_max_num_generation_tokens": "Generated tokens of the longest sequence of ended requests.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens of ended requests that the prefix cache did not hold.",
     "request_params_max_tokens": "max_tokens of ended requests, clamped to what fits.",
 }
+
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # all copies of the model are counted together
+_OPENMETRICS = "application/openmetrics-text"
 
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
@@ -76,7 +86,7 @@ class PrometheusMetrics:
         self, read_stats: StatsReader, *, model_name: str, max_model_len: int, prefix: str = DEFAULT_PREFIX
     ) -> None:
         """`prefix` comes before every name, colon included ("jaxllm:")."""
-        from prometheus_client import CollectorRegistry
+        from prometheus_client import CollectorRegistry, ProcessCollector
 
         self.registry = CollectorRegistry(auto_describe=False)
         self._histograms: dict[str, Histogram] = {}
@@ -87,13 +97,17 @@ class PrometheusMetrics:
             self._add_histogram(name, text, buckets)
         for name, text in _SIZES.items():
             self._add_histogram(name, text, token_buckets(max_model_len))
+        self._add_histogram("request_params_n", "n of ended requests.", SEQUENCES_BUCKETS)
         self._add_histogram("iteration_tokens_total", "Tokens computed in one step.", STEP_TOKENS_BUCKETS)
+        ProcessCollector(registry=self.registry)  # memory, CPU time, open files, under their usual names
 
-    def render(self) -> tuple[bytes, str]:
-        """The exposition text and its content type."""
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The exposition and its content type: OpenMetrics where the Accept header prefers it, else plain text."""
+        from prometheus_client import exposition
+        from prometheus_client.openmetrics import exposition as openmetrics
 
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        form = openmetrics if prefers_openmetrics(accept or "") else exposition
+        return form.generate_latest(self.registry), form.CONTENT_TYPE_LATEST
 
     def first_token(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].observe(seconds)
@@ -112,15 +126,37 @@ class PrometheusMetrics:
         from prometheus_client import Histogram
 
         family = Histogram(
-            self._prefix + name, text, labelnames=("model_name",), buckets=tuple(buckets), registry=self.registry
+            self._prefix + name, text, labelnames=_LABELS, buckets=tuple(buckets), registry=self.registry
         )
-        self._histograms[name] = family.labels(self._model_name)
+        self._histograms[name] = family.labels(self._model_name, _ENGINE)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header names OpenMetrics and gives it at least the weight of plain text."""
+    wanted = _weight(accept, _OPENMETRICS)
+    return wanted > 0 and wanted >= _weight(accept, "text/plain", "text/*")
+
+
+def _weight(accept: str, *kinds: str) -> float:
+    """The best q that an Accept header gives one of the media types; 0 where it names none."""
+    best = 0.0
+    for entry in accept.lower().split(","):
+        kind, *params = (part.strip() for part in entry.split(";"))
+        weight = next((param.removeprefix("q=") for param in params if param.startswith("q=")), "1")
+        if kind in kinds:
+            with contextlib.suppress(ValueError):  # a malformed weight asks for nothing
+                best = max(best, float(weight))
+    return best
 
 
 def _finished_values(request: FinishedRequest) -> Iterator[tuple[str, float]]:
     yield "e2e_request_latency_seconds", request.finished_s - request.arrival_s
     yield "request_prompt_tokens", request.num_prompt_tokens
+    yield "request_prefill_kv_computed_tokens", request.num_prompt_tokens - request.num_cached_tokens
     yield "request_generation_tokens", request.num_generation_tokens
+    longest = request.longest_generation_tokens
+    yield "request_max_num_generation_tokens", request.num_generation_tokens if longest is None else longest
+    yield "request_params_n", request.num_sequences
     if request.max_tokens is not None:
         yield "request_params_max_tokens", request.max_tokens
     scheduled, first, last = request.scheduled_s, request.first_token_s, request.last_token_s
@@ -141,7 +177,7 @@ class _StatsCollector:
     def __init__(self, read_stats: StatsReader, prefix: str, model_name: str) -> None:
         self._read_stats = read_stats
         self._prefix = prefix
-        self._label = [model_name]
+        self._labels = [model_name, _ENGINE]
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -152,19 +188,28 @@ class _StatsCollector:
         stats = self._read_stats()
         gauges, counters = _gauge_values(stats), _counter_values(stats)
         for name, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(self._prefix + name, text, labels=["model_name"])
-            gauge.add_metric(self._label, gauges[name])
+            gauge = GaugeMetricFamily(self._prefix + name, text, labels=_LABELS)
+            gauge.add_metric(self._labels, gauges[name])
             yield gauge
         for name, text in _COUNTERS.items():
-            counter = CounterMetricFamily(self._prefix + name, text, labels=["model_name"])
-            counter.add_metric(self._label, counters[name])
+            counter = CounterMetricFamily(self._prefix + name, text, labels=_LABELS)
+            counter.add_metric(self._labels, counters[name])
             yield counter
         success = CounterMetricFamily(
-            self._prefix + "request_success", "Ended requests, by reason.", labels=["model_name", "finished_reason"]
+            self._prefix + "request_success", "Ended requests, by reason.", labels=[*_LABELS, "finished_reason"]
         )
         for reason, count in stats.totals.finished.items():
-            success.add_metric([*self._label, reason], count)
+            success.add_metric([*self._labels, reason], count)
         yield success
+        sources = CounterMetricFamily(
+            self._prefix + "prompt_tokens_by_source",
+            "Prompt tokens, by where their keys and values came from.",
+            labels=[*_LABELS, "source"],
+        )
+        cached = stats.totals.cached_prompt_tokens
+        sources.add_metric([*self._labels, "local_compute"], stats.totals.prompt_tokens - cached)
+        sources.add_metric([*self._labels, "local_cache_hit"], cached)
+        yield sources
 
 
 def _gauge_values(stats: EngineStats) -> dict[str, float]:

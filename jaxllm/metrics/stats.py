@@ -49,15 +49,18 @@ class EngineStats:
 class FinishedRequest:
     """One ended request, for histograms. Moments in seconds on the front end's clock; None: never reached."""
 
-    reason: str
+    reason: str  # of the last of its sequences to end
     num_prompt_tokens: int
-    num_generation_tokens: int
+    num_generation_tokens: int  # of all its sequences
     max_tokens: int | None
     arrival_s: float
     scheduled_s: float | None
     first_token_s: float | None
     last_token_s: float | None
     finished_s: float
+    num_sequences: int = 1  # the request's n
+    longest_generation_tokens: int | None = None  # of its longest sequence; None: it has one
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
 
 class Observer(Protocol):
