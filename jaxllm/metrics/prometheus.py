@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
 
@@ -71,6 +71,7 @@ _SIZES = {
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"  # all copies of the model are counted together
 _OPENMETRICS = "application/openmetrics-text"
+_PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
@@ -106,8 +107,10 @@ class PrometheusMetrics:
         from prometheus_client import exposition
         from prometheus_client.openmetrics import exposition as openmetrics
 
-        form = openmetrics if prefers_openmetrics(accept or "") else exposition
-        return form.generate_latest(self.registry), form.CONTENT_TYPE_LATEST
+        if prefers_openmetrics(accept or ""):
+            write: Any = openmetrics.generate_latest
+            return write(self.registry), openmetrics.CONTENT_TYPE_LATEST
+        return exposition.generate_latest(self.registry), _PLAIN_TEXT
 
     def first_token(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].observe(seconds)

@@ -16,18 +16,19 @@ from jaxllm.errors import EngineDead, RequestError
 from jaxllm.server.errors import shutting_down
 from jaxllm.server.guard import Guard
 from jaxllm.server.schema import UnknownFields
+from jaxllm.server.templates import Templates
 
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
     from jaxllm.tokenizer.base import Tokenizer
     from jaxllm.tokenizer.chat import ChatTemplate
     from jaxllm.types.outputs import RequestOutput
-    from jaxllm.types.sampling import SamplingParams
+    from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 
 
 class Metrics(Protocol):
-    def render(self) -> tuple[bytes, str]:
-        """The metrics in Prometheus' text format, and its content type."""
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics in the one of Prometheus' formats that an Accept header asks for, and its content type."""
         ...
 
 
@@ -40,6 +41,8 @@ class ServingEngine(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_logprobs(self) -> int: ...
     @property
     def default_params(self) -> Mapping[str, Any]: ...
     @property
@@ -55,6 +58,10 @@ class ServingEngine(Protocol):
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; closing the iterator aborts it."""
+        ...
+
+    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, *, request_id: str) -> RequestOutput:
+        """The most likely sequences, best first; cancelling the task aborts the search."""
         ...
 
     def check_health(self) -> None:
@@ -76,7 +83,7 @@ class ServerState:
     ) -> None:
         self.engine = engine
         self.config = config
-        self.chat_template = chat_template
+        self.templates = Templates(chat_template, config)
         self.default_params = engine.default_params
         self.model_names = config.served_model_names or (engine.model_name,)
         self.created_s = int(time.time())

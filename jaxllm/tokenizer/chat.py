@@ -22,6 +22,8 @@ Message = Mapping[str, Any]
 class ChatTemplate:
     """A compiled chat template (jinja2, as in Hugging Face's `chat_template`). Threads may share one.
 
+    Attributes: source, special_tokens (variables of the template such as bos_token).
+
     Raises:
         ConfigError: the template does not parse.
     """
@@ -32,7 +34,7 @@ class ChatTemplate:
         from jaxllm.tokenizer.sandbox import BoundedEnvironment
 
         self.source = source
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self._limit_s = limit_s
         self._environment = BoundedEnvironment()
         self._environment.start(limit_s)  # constant expressions are computed while compiling
@@ -73,7 +75,8 @@ class ChatTemplate:
         if continue_final_message:
             _mark_end(clean)
         variables = {
-            **self._special_tokens,
+            **self.special_tokens,
+            "documents": None,
             **kwargs,
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,22 +17,17 @@ _RESERVED_KWARGS = frozenset(
 
 
 async def render_chat(state: ServerState, request: ChatRequest) -> str:
-    """The prompt text of a chat, in a thread: templates are the model's code and may be slow.
+    """The prompt text of a chat: with the server's template, or the request's own where that is allowed.
 
     Raises:
         RequestError: a message is malformed, or the template refuses the conversation.
     """
-    if state.chat_template is None:
-        raise RequestError("the model has no chat template; use /v1/completions, or start with --chat-template")
-    if request.chat_template is not None:
-        raise RequestError("chat_template in a request is not allowed; accepted: null", param="chat_template")
-    messages = checked_messages(request.messages)
-    add_prompt = _adds_generation_prompt(request)
-    kwargs = _template_kwargs(request)
-    render = state.chat_template.render
-    continues = bool(request.continue_final_message)
-    return await asyncio.to_thread(
-        render, messages, add_generation_prompt=add_prompt, continue_final_message=continues, **kwargs
+    return await state.templates.render(
+        checked_messages(request.messages),
+        template=request.chat_template,
+        kwargs=_template_kwargs(request),
+        add_generation_prompt=_adds_generation_prompt(request),
+        continue_final_message=bool(request.continue_final_message),
     )
 
 
@@ -106,6 +100,8 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     if request.reasoning_effort is not None:
         kwargs["reasoning_effort"] = request.reasoning_effort
         kwargs["enable_thinking"] = request.reasoning_effort != "none"
+    if request.documents is not None:
+        kwargs["documents"] = request.documents
     kwargs |= request.chat_template_kwargs or {}
     for name in kwargs.keys() & _RESERVED_KWARGS:
         param = f"chat_template_kwargs.{name}"
