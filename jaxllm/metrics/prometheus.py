@@ -8,13 +8,13 @@ counted once for a request with n > 1.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, cast
 
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
 
 if TYPE_CHECKING:
-    from prometheus_client import Histogram
+    from prometheus_client import CollectorRegistry, Histogram
     from prometheus_client.core import Metric
 
 DEFAULT_PREFIX = "jaxllm:"
@@ -108,7 +108,7 @@ class PrometheusMetrics:
         from prometheus_client.openmetrics import exposition as openmetrics
 
         if prefers_openmetrics(accept or ""):
-            write: Any = openmetrics.generate_latest
+            write = cast("Callable[[CollectorRegistry], bytes]", openmetrics.generate_latest)  # has no types
             return write(self.registry), openmetrics.CONTENT_TYPE_LATEST
         return exposition.generate_latest(self.registry), _PLAIN_TEXT
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from jaxllm.errors import JaxLLMError
-from jaxllm.server import health
+from jaxllm.server import health, tokens
 from jaxllm.server.auth import KeyGuard, open_paths
+from jaxllm.server.browsers import with_cors
 from jaxllm.server.errors import HTTPError, on_error, on_http_exception
 from jaxllm.server.openai import chat, completions, models
 from jaxllm.server.request_ids import RequestIds
+from jaxllm.server.root_path import RootPath
 from jaxllm.server.state import ServerState
 
 ROUTES = (
@@ -26,17 +28,20 @@ ROUTES = (
     Route("/v1/models/{model:path}", models.get_model, methods=["GET"]),
     Route("/v1/completions", completions.create, methods=["POST"]),
     Route("/v1/chat/completions", chat.create, methods=["POST"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
 )
 
 
-def create_app(state: ServerState) -> Starlette:
-    """The ASGI application over one engine."""
+def create_app(state: ServerState) -> ASGIApp:
+    """The ASGI application over one engine.
+
+    The layers stand around Starlette, not inside it, so that they also see its answer to an error that
+    nobody foresaw. From the outside in: the root path, request ids, CORS (browsers ask without a key
+    whether they may ask), keys.
+    """
     app = Starlette(
         routes=list(ROUTES),
-        middleware=[
-            Middleware(RequestIds),
-            Middleware(KeyGuard, api_keys=state.config.api_keys, open_paths=open_paths(state.config)),
-        ],
         exception_handlers={
             HTTPException: on_http_exception,
             HTTPError: on_error,
@@ -47,4 +52,6 @@ def create_app(state: ServerState) -> Starlette:
     )
     app.router.redirect_slashes = False  # a redirect would answer where the route table does not
     app.state.server = state
-    return app
+    config = state.config
+    guarded = KeyGuard(app, api_keys=config.api_keys, open_paths=open_paths(config))
+    return RootPath(RequestIds(with_cors(guarded, config)), config.root_path)

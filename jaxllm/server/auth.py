@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.config.engine import ServerConfig
 from jaxllm.server.errors import HTTPError, reply_for
+from jaxllm.server.root_path import route_path
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 
@@ -33,7 +34,7 @@ class KeyGuard:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._hashes or scope["type"] == "lifespan" or scope.get("path") in self._open_paths:
+        if not self._hashes or scope["type"] == "lifespan" or route_path(scope) in self._open_paths:
             await self._app(scope, receive, send)
             return
         if self._knows_any(_offered_keys(Headers(scope=scope))):

@@ -21,7 +21,7 @@ async def version(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    text, content_type = state_of(request).engine.metrics.render()
+    text, content_type = state_of(request).engine.metrics.render(request.headers.get("accept"))
     return Response(text, headers={"Content-Type": content_type})
 
 
@@ -29,6 +29,6 @@ async def root(request: Request) -> Response:
     about = {
         "name": "jaxllm",
         "version": jaxllm.__version__,
-        "routes": sorted({getattr(route, "path", "") for route in request.app.routes}),
+        "routes": sorted({request.scope["root_path"] + getattr(route, "path", "") for route in request.app.routes}),
     }
     return Response(msgspec.json.encode(about), media_type="application/json")

@@ -23,9 +23,17 @@ _DEAD_ENGINE_S = 2.0  # for the engine to end its own requests with its own word
 class Lifecycle:
     """Watches signals and the engine's health, and tells uvicorn when to stop. One per server."""
 
-    def __init__(self, state: ServerState, stop_serving: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        stop_serving: Callable[[], None],
+        *,
+        at_forced_exit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`at_forced_exit` is the last thing called where a second signal has to end a process that hangs."""
         self._state = state
         self._stop_serving = stop_serving
+        self._at_forced_exit = at_forced_exit
         self._num_signals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._forced = False
@@ -61,8 +69,12 @@ class Lifecycle:
             self._state.interrupt_all("the server was told to stop at once")
             self._stop_serving()
             # Not a timer of the loop: the loop itself may be what hangs.
-            signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+            signal.signal(signal.SIGALRM, lambda *_: self._exit_by_force())
             signal.setitimer(signal.ITIMER_REAL, _FORCED_EXIT_S)
+
+    def _exit_by_force(self) -> None:
+        self._at_forced_exit()
+        os._exit(1)
 
     async def _drain(self) -> None:
         timeout_s = self._state.config.shutdown_timeout_s

@@ -75,7 +75,7 @@ def test_every_promised_name_is_there_from_the_start() -> None:
 
 def test_another_prefix_renames_everything() -> None:
     names = set(Scrape(plain(prefix="vllm:")).families)
-    assert all(name.startswith("vllm:") for name in names)
+    assert all(name.startswith(("vllm:", "process_")) for name in names)
     assert {f"vllm:{name}" for name in ALWAYS_PRESENT} <= names
 
 

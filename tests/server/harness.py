@@ -17,7 +17,8 @@ import uvloop
 from jaxllm.config.engine import ServerConfig
 from jaxllm.engine.async_engine import AsyncEngine
 from jaxllm.server.lifecycle import Lifecycle
-from jaxllm.server.run import Server, bind
+from jaxllm.server.listen import bind, tls_context
+from jaxllm.server.run import Server
 from jaxllm.server.state import ServerState
 from jaxllm.testing.scripted import ScriptedExecutor
 from jaxllm.tokenizer.chat import ChatTemplate
@@ -72,22 +73,20 @@ def running(
     **config: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends. `config` are fields of `ServerConfig`, `parts` of `EngineParts`."""
-    listener = bind("127.0.0.1", 0)
+    served_with = ServerConfig(port=0, uvicorn_log_level="warning", **config)
+    listener = bind(served_with)
     engine = AsyncEngine(make_parts(executor, settings, **(parts or {})))
-    state = ServerState(
-        engine,
-        ServerConfig(port=0, uvicorn_log_level="warning", **config),
-        chat_template=ChatTemplate(template) if template else None,
-    )
+    state = ServerState(engine, served_with, chat_template=ChatTemplate(template) if template else None)
     ready = threading.Event()
-    server = Server(state, on_ready=ready.set)
+    server = Server(state, tls=tls_context(served_with), on_ready=ready.set)
     lifecycle = Lifecycle(state, server.stop)
     loop = uvloop.new_event_loop()
 
     async def main() -> None:
         lifecycle.start(handle_signals=False)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener.sock])
         lifecycle.finish()
+        state.templates.close()
         executor.release()
         await engine.close()
 
@@ -99,8 +98,9 @@ def running(
     thread.start()
     try:
         assert ready.wait(10)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url, timeout=20, verify=False) as http:
+        transport = httpx.HTTPTransport(verify=False, uds=served_with.uds)
+        url = "http://on-a-socket" if served_with.uds else listener.url
+        with httpx.Client(base_url=url, timeout=20, transport=transport) as http:
             yield Running(url, state, lifecycle, loop, http)
     finally:
         server.stop()

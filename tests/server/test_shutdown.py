@@ -19,8 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxllm.config.engine import ServerConfig
 from jaxllm.errors import ConfigError
-from jaxllm.server.run import bind
+from jaxllm.server.listen import bind
 from tests.server.harness import events_of, wait_until
 
 SCRIPT = Path(__file__).with_name("serve_scripted.py")
@@ -152,11 +153,11 @@ def test_a_taken_port_is_said_before_anything_is_loaded() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"--port {port}"):
-            bind("127.0.0.1", port)
+            bind(ServerConfig(port=port))
     with pytest.raises(ConfigError, match="no-such-host"):
-        bind("no-such-host.invalid", 1)
+        bind(ServerConfig(host="no-such-host.invalid"))
 
 
 def test_nothing_listens_until_the_model_is_ready() -> None:
-    with contextlib.closing(bind("127.0.0.1", 0)) as listener, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(listener.getsockname(), timeout=2)
+    with contextlib.closing(bind(ServerConfig(port=0))) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listener.sock.getsockname(), timeout=2)
