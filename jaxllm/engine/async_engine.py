@@ -29,6 +29,7 @@ class AsyncEngine:
         self.tokenizer = parts.tokenizer
         self.max_model_len = parts.max_model_len
         self.model_name = parts.model_name
+        self.max_logprobs = parts.max_logprobs
         self.default_params = served_defaults(parts.default_params)
         self.metrics = PrometheusMetrics(
             self.stats,

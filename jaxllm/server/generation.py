@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from jaxllm.errors import RequestError
 from jaxllm.server.errors import GenerationFailed
 from jaxllm.server.state import ServerState
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
@@ -25,10 +25,12 @@ class Job:
     """One HTTP request's work for the engine."""
 
     prompts: Sequence[Prompt]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     request_id: str
     priority: int = 0
     cache_salt: str | None = None
+    num_copies: int = 1  # equal choices of a prompt that is only scored
+    spelling: Mapping[str, str] = field(default_factory=dict[str, str])  # a parameter's name, as the user knows it
 
 
 async def run_job(state: ServerState, job: Job) -> Outputs:
@@ -40,20 +42,40 @@ async def run_job(state: ServerState, job: Job) -> Outputs:
     """
     streams = [_open(state, job, prompt) for prompt in job.prompts]
     merged = _single(streams[0]) if len(streams) == 1 else _merge(streams)
-    async with aclosing(merged) as outputs:
-        async for index, output in outputs:
-            _check(state, output)
-            yield index, output
+    try:
+        async with aclosing(merged) as outputs:
+            async for index, output in outputs:
+                _check(state, output)
+                yield index, output if job.num_copies == 1 else _copied(output, job.num_copies)
+    except RequestError as error:
+        raise respelled(error, job.spelling) from None
+
+
+def respelled(error: RequestError, spelling: Mapping[str, str]) -> RequestError:
+    """Name the field as the user spelled it."""
+    spelled = spelling.get(error.param or "")
+    if spelled is None or error.param is None:
+        return error
+    return RequestError(str(error).replace(error.param, spelled, 1), param=spelled, code=error.code)
 
 
 def _open(state: ServerState, job: Job, prompt: Prompt) -> AsyncGenerator[RequestOutput, None]:
+    request_id = state.engine_request_id(job.request_id)
+    if isinstance(job.params, BeamSearchParams):
+        return _beam_search(state, prompt, job.params, request_id)
     return state.engine.stream(
-        prompt,
-        job.params,
-        request_id=state.engine_request_id(job.request_id),
-        priority=job.priority,
-        cache_salt=job.cache_salt,
+        prompt, job.params, request_id=request_id, priority=job.priority, cache_salt=job.cache_salt
     )
+
+
+async def _beam_search(
+    state: ServerState, prompt: Prompt, params: BeamSearchParams, request_id: str
+) -> AsyncGenerator[RequestOutput, None]:
+    yield await state.engine.beam_search(prompt, params, request_id=request_id)
+
+
+def _copied(output: RequestOutput, count: int) -> RequestOutput:
+    return replace(output, outputs=tuple(replace(output.outputs[0], index=index) for index in range(count)))
 
 
 def _check(state: ServerState, output: RequestOutput) -> None:

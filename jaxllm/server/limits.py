@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
 
 from starlette.requests import Request
 
@@ -11,6 +10,9 @@ from jaxllm.errors import RequestError
 from jaxllm.server.errors import HTTPError
 
 MAX_PROMPTS = 256  # of one completions request; each is a request to the engine
+MAX_N = 128  # choices of one prompt
+MAX_CHOICES = 1024  # of one request: prompts times n
+MAX_ALLOWED_TOKEN_IDS = 2**19  # twice the largest vocabularies
 MAX_STOP_STRINGS = 128
 MAX_STOP_CHARS = 1024  # of one stop string: the text held back while it may still match
 MAX_STOP_TOKEN_IDS = 1024
@@ -41,7 +43,7 @@ def _too_large(size: str, max_bytes: int) -> HTTPError:
     return HTTPError(413, f"the body has {size} bytes; accepted: at most {max_bytes}", code="body_too_large")
 
 
-def check_count(param: str, items: Sequence[Any], most: int) -> None:
+def check_count(param: str, items: Sized, most: int) -> None:
     if len(items) > most:
         raise RequestError(f"{param} has {len(items)} entries; accepted: at most {most}", param=param)
 

@@ -7,6 +7,7 @@ answered with the value that was sent, and so that unknown field names can be lo
 from __future__ import annotations
 
 import logging
+import math
 import re
 from typing import Any, TypeVar
 
@@ -104,7 +105,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -169,6 +170,8 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         data = msgspec.json.decode(body)
     except RecursionError:
         raise RequestError("the body is not valid JSON: it is nested too deep") from None
+    except msgspec.ValidationError:  # raised here for one thing alone: a float that no double holds
+        raise _too_large(body) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -176,10 +179,21 @@ def _decode_object(body: bytes) -> dict[str, Any]:
     return data
 
 
+def _too_large(body: bytes) -> RequestError:
+    """A number such as 1e400: the message shows it, with the field before it where that is easy to see."""
+    accepted = "accepted: numbers up to 1.8e308"
+    for field, number in _FIELD_AND_FLOAT.findall(body[:_MAX_SEARCHED_BYTES].decode(errors="replace")):
+        if math.isinf(float(number)):
+            return RequestError(f"{field}={number[:80]} is out of range; {accepted}", param=field)
+    return RequestError(f"the body holds a number that is out of range; {accepted}")
+
+
 def _field_names(schema: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(schema.__struct_fields__)
 
 
+_FIELD_AND_FLOAT = re.compile(r'"([A-Za-z_]\w{0,63})"\s*:\s*(-?\d{1,1000}(?:\.\d{1,1000})?[eE]\+?\d{1,1000})\b')
+_MAX_SEARCHED_BYTES = 65536
 _PATH = re.compile(r"^(?P<reason>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 
 
@@ -190,7 +204,10 @@ def _wrong_type(data: dict[str, Any], text: str) -> RequestError:
         return RequestError(text)
     path = found["path"].split("[...]")[0]
     reason = found["reason"].replace("`", "")
-    return RequestError(f"{path}={_shown(_value_at(data, path))} has the wrong type: {reason}", param=path)
+    value = _shown(_value_at(data, path))
+    if reason == "Number out of range":
+        return RequestError(f"{path}={value} is out of range; accepted: numbers up to 1.8e308", param=path)
+    return RequestError(f"{path}={value} has the wrong type: {reason}", param=path)
 
 
 def _value_at(data: Any, path: str) -> Any:

@@ -17,7 +17,7 @@ _RESERVED_KWARGS = frozenset(
 
 
 async def render_chat(state: ServerState, request: ChatRequest) -> str:
-    """The prompt text of a chat: with the server's template, or the request's own where that is allowed.
+    """The prompt text of a chat.
 
     Raises:
         RequestError: a message is malformed, or the template refuses the conversation.
@@ -29,6 +29,12 @@ async def render_chat(state: ServerState, request: ChatRequest) -> str:
         add_generation_prompt=_adds_generation_prompt(request),
         continue_final_message=bool(request.continue_final_message),
     )
+
+
+def echoed_message(request: ChatRequest) -> str:
+    """What `echo` puts before the answer: the text of a last message that the assistant has begun."""
+    message = (request.messages or [{}])[-1]
+    return (_text_of(message.get("content"), "") or "") if message.get("role") == "assistant" else ""
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -97,6 +103,8 @@ def _adds_generation_prompt(request: ChatRequest) -> bool:
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
+    if request.documents:
+        kwargs["documents"] = request.documents
     if request.reasoning_effort is not None:
         kwargs["reasoning_effort"] = request.reasoning_effort
         kwargs["enable_thinking"] = request.reasoning_effort != "none"

@@ -1,14 +1,25 @@
-"""From an OpenAI request to SamplingParams: request, then the model's own defaults, then OpenAI's."""
+"""From an OpenAI request to sampling parameters: request, then the model's own defaults, then OpenAI's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxllm.errors import RequestError, shown
 from jaxllm.server import limits
+from jaxllm.server.generation import respelled
+from jaxllm.server.openai.beam import beam_params
+from jaxllm.server.openai.unserved import refuse_unserved
 from jaxllm.server.schema import ChatRequest, CompletionRequest, GenerationRequest
-from jaxllm.types.sampling import OutputKind, SamplingParams, check_served
+from jaxllm.types.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    BeamSearchParams,
+    OutputKind,
+    SamplingParams,
+    check_served,
+)
 
 COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; chat may use all that fits
 _REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -42,120 +53,158 @@ _SAME = (
     "structured_outputs",
 )
 
-# Known fields outside SamplingParams that are not served yet, with the values that ask for nothing.
-_UNSERVED: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "kv_transfer_params": ({},),
-    "ec_transfer_params": ({},),
-    "vllm_xargs": ({},),
-    "return_prompt_text": (False,),
-}
-_UNSERVED_CHAT: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "documents": ([],),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (),
-    "mm_processor_kwargs": ({},),
-    "media_io_kwargs": ({},),
-}
-_UNSERVED_COMPLETION: dict[str, tuple[Any, ...]] = {
-    "logprobs": (),
-    "best_of": (1,),
-    "suffix": ("",),
-    "prompt_embeds": (),
-}
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks of the engine, and how the user knows the names of its parameters."""
+
+    params: SamplingParams | BeamSearchParams
+    n: int  # choices of each prompt
+    spelling: Mapping[str, str]
+    num_copies: int = 1  # more than one: the engine gives a single choice, that stands for n
 
 
-def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of a chat request. `max_completion_tokens` wins over `max_tokens`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a request's parameters depend on beside the request."""
+
+    defaults: Mapping[str, Any]  # the model's own sampling defaults
+    max_logprobs: int  # -1: no limit
+    max_model_len: int
+
+
+def chat_params(request: ChatRequest, context: Context) -> Asked:
+    """Parameters of a chat request. `max_completion_tokens` wins over `max_tokens`.
 
     Raises:
         RequestError: a value is out of range, or asks for something not served yet.
     """
-    _refuse_unserved(request, _UNSERVED_CHAT)
-    _check_tools(request)
+    refuse_unserved(request)
     _check_reasoning(request)
     newer = request.max_completion_tokens is not None
     asked = request.max_completion_tokens if newer else request.max_tokens
     name = "max_completion_tokens" if newer else "max_tokens"
-    return _params(request, defaults, name, asked if asked is not None else defaults.get("max_tokens"))
+    if asked == 0:  # a prompt is scored by /v1/completions alone
+        raise RequestError(f"{name}=0 is out of range; accepted: at least 1", param=name)
+    spelling = {"max_tokens": name, "logprobs": "top_logprobs", "extra_args": "vllm_xargs", "beam_width": "n"}
+    max_tokens = asked if asked is not None else context.defaults.get("max_tokens")
+    return _asked(request, context, max_tokens, _chat_logprobs(request, context), spelling)
 
 
-def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of a completions request whose max_tokens is not 0.
+def completion_params(request: CompletionRequest, context: Context) -> Asked:
+    """Parameters of a completions request.
 
     Raises:
         RequestError: a value is out of range, or asks for something not served yet.
     """
-    _refuse_unserved(request, _UNSERVED_COMPLETION)
-    asked = request.max_tokens
-    return _params(request, defaults, "max_tokens", COMPLETIONS_MAX_TOKENS if asked is None else asked)
+    refuse_unserved(request)
+    if request.max_tokens == 0 and not request.echo:
+        raise RequestError("max_tokens=0 is accepted only with echo=true; else at least 1", param="max_tokens")
+    if request.best_of is not None and request.best_of not in (1, request.n or 1):
+        accepted = "1, or the same as n" if request.n not in (None, 1) else "1"
+        raise RequestError(f"best_of={shown(request.best_of)}; accepted: {accepted}", param="best_of")
+    if request.logprobs is not None:
+        _check_num_logprobs("logprobs", request.logprobs, context.max_logprobs)
+    logprobs = _beside_ids(request, request.logprobs, asks=request.logprobs is not None)
+    max_tokens = COMPLETIONS_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    asked = _asked(request, context, max_tokens, logprobs, {"extra_args": "vllm_xargs", "beam_width": "n"})
+    return asked if request.max_tokens != 0 else _scoring(asked)
 
 
-def _params(
-    request: GenerationRequest, defaults: Mapping[str, Any], max_tokens_field: str, max_tokens: int | None
-) -> SamplingParams:
-    _refuse_unserved(request, _UNSERVED)
-    _check_response_format(request.response_format)
+def _scoring(asked: Asked) -> Asked:
+    """max_tokens=0: the prompt is run through the model once, whatever n is, and nothing is sampled."""
+    assert isinstance(asked.params, SamplingParams)
+    return replace(asked, params=replace(asked.params, n=1), num_copies=asked.n)
+
+
+def _asked(
+    request: GenerationRequest,
+    context: Context,
+    max_tokens: int | None,
+    logprobs: int | None,
+    spelling: Mapping[str, str],
+) -> Asked:
     _check_stream(request)
     _check_control(request)
     _check_sizes(request)
-    values = {name: value for name, value in defaults.items() if name != "max_tokens"}
+    num_choices = _checked_n(request.n)
+    if request.prompt_logprobs is not None:
+        _check_num_logprobs("prompt_logprobs", request.prompt_logprobs, context.max_logprobs)
+    try:
+        if request.use_beam_search:
+            longest = context.max_model_len
+            limit = longest if max_tokens is None else min(max_tokens, longest)
+            params = beam_params(request, num_choices, limit)
+        else:
+            params = SamplingParams(**_values(request, context, max_tokens, logprobs))
+            check_served(params)
+    except RequestError as error:
+        raise respelled(error, spelling) from None
+    return Asked(params, num_choices, spelling)
+
+
+def _values(
+    request: GenerationRequest, context: Context, max_tokens: int | None, logprobs: int | None
+) -> dict[str, Any]:
+    values = {name: value for name, value in context.defaults.items() if name != "max_tokens"}
     values |= {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     if request.logit_bias:
         values["logit_bias"] = {_token_key(key): value for key, value in request.logit_bias.items()}
     if values.get("thinking_token_budget") == -1:
         del values["thinking_token_budget"]
+    values["logprobs"] = logprobs
+    if isinstance(request, CompletionRequest) and request.echo and (logprobs is not None or max_tokens == 0):
+        values["prompt_logprobs"] = _more(request.logprobs or 0, request.prompt_logprobs or 0)
+    if request.vllm_xargs:
+        values["extra_args"] = request.vllm_xargs
     # Counts larger than any model can use mean "as many as fit"; they must still fit an int32.
     values["max_tokens"] = None if max_tokens is None else min(max_tokens, limits.INT32_MAX)
     values["top_k"] = min(values.get("top_k", 0), limits.INT32_MAX)
     values["output_kind"] = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
-    try:
-        params = SamplingParams(**values)
-    except RequestError as error:
-        raise _respelled(error, max_tokens_field) from None
-    check_served(params)
-    return params
+    return values
 
 
-def _respelled(error: RequestError, max_tokens_field: str) -> RequestError:
-    """Name the field as the user spelled it."""
-    if error.param != "max_tokens":
-        return error
-    return RequestError(str(error).replace("max_tokens", max_tokens_field, 1), param=max_tokens_field)
+def _more(first: int, second: int) -> int:
+    """The larger of two numbers of log probabilities, of which -1 means all."""
+    return -1 if -1 in (first, second) else max(first, second)
+
+
+def _chat_logprobs(request: ChatRequest, context: Context) -> int | None:
+    """`SamplingParams.logprobs` of a chat request."""
+    top = request.top_logprobs
+    if not request.logprobs and top not in (None, 0):
+        raise RequestError(f"top_logprobs={shown(top)} needs logprobs=true", param="top_logprobs")
+    if top is not None:
+        _check_num_logprobs("top_logprobs", top, context.max_logprobs)
+    return _beside_ids(request, (top or 0) if request.logprobs else None, asks=bool(request.logprobs))
+
+
+def _beside_ids(request: GenerationRequest, count: int | None, *, asks: bool) -> int | None:
+    """How many of the most likely tokens to ask for, where single tokens may be asked for in their place."""
+    if request.logprob_token_ids is None:
+        return count
+    limits.check_count("logprob_token_ids", request.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+    if not asks:
+        raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    return count or None
+
+
+def _check_num_logprobs(name: str, value: int, most: int) -> None:
+    if value < -1 or (most >= 0 and not 0 <= value <= most):
+        accepted = f"0 to {most} (max_logprobs)" if most >= 0 else "at least 0, or -1 for all"
+        raise RequestError(f"{name}={shown(value)} is out of range; accepted: {accepted}", param=name)
+
+
+def _checked_n(n: int | None) -> int:
+    if n is not None and not 1 <= n <= limits.MAX_N:
+        raise RequestError(f"n={shown(n)} is out of range; accepted: 1 to {limits.MAX_N}", param="n")
+    return n or 1
 
 
 def _token_key(key: str) -> int:
     if not key.isascii() or not key.isdecimal():
         raise RequestError(f"logit_bias has the key {key[:40]!r}; accepted: token ids as strings", param="logit_bias")
     return int(key[:20])
-
-
-def _refuse_unserved(request: GenerationRequest, table: Mapping[str, tuple[Any, ...]]) -> None:
-    for name, neutral in table.items():
-        value = getattr(request, name)
-        if value is not None and value not in neutral:
-            accepted = " or ".join(repr(item) for item in (*neutral, None))
-            raise RequestError(f"{name}={shown(value)} is not served yet; accepted: {accepted}", param=name)
-
-
-def _check_tools(request: ChatRequest) -> None:
-    choice = request.tool_choice
-    if choice == "none":
-        return
-    if request.tools:
-        raise RequestError("tools are not served yet; accepted: [] or null, or tool_choice='none'", param="tools")
-    if choice not in (None, "auto"):
-        raise RequestError(f"tool_choice={shown(choice)} needs tools; accepted: 'none' or 'auto'", param="tool_choice")
 
 
 def _check_reasoning(request: ChatRequest) -> None:
@@ -165,22 +214,11 @@ def _check_reasoning(request: ChatRequest) -> None:
         raise RequestError(f"reasoning_effort={effort[:80]!r}; accepted: {accepted}", param="reasoning_effort")
 
 
-def _check_response_format(value: Any) -> None:
-    if value is None:
-        return
-    kind: Any = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        message = f"response_format type {kind!r} is not served yet; accepted: {{'type': 'text'}} or null"
-    else:
-        message = f"response_format={shown(value)}; accepted: an object with a type, such as {{'type': 'text'}}"
-    raise RequestError(message, param="response_format")
-
-
 def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream=true; accepted here: null", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs needs stream=false; accepted here: null", param="prompt_logprobs")
 
 
 def _check_control(request: GenerationRequest) -> None:
@@ -189,7 +227,10 @@ def _check_control(request: GenerationRequest) -> None:
         accepted = f"1 to {limits.MAX_CACHE_SALT_CHARS} characters"
         raise RequestError(f"cache_salt has {len(salt)} characters; accepted: {accepted}", param="cache_salt")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
-        raise RequestError(f"priority={request.priority}; accepted: a 64-bit integer", param="priority")
+        raise RequestError(f"priority={shown(request.priority)}; accepted: a 64-bit integer", param="priority")
+    side = request.truncation_side
+    if side not in (None, "left", "right"):
+        raise RequestError(f"truncation_side={shown(side)}; accepted: left, right", param="truncation_side")
 
 
 def _check_sizes(request: GenerationRequest) -> None:
@@ -197,5 +238,7 @@ def _check_sizes(request: GenerationRequest) -> None:
     limits.check_stop_strings([stop] if isinstance(stop, str) else stop or [])
     limits.check_count("stop_token_ids", request.stop_token_ids or [], limits.MAX_STOP_TOKEN_IDS)
     limits.check_count("bad_words", request.bad_words or [], limits.MAX_BAD_WORDS)
+    limits.check_count("allowed_token_ids", request.allowed_token_ids or [], limits.MAX_ALLOWED_TOKEN_IDS)
+    limits.check_count("logit_bias", request.logit_bias or {}, MAX_LOGIT_BIAS)
     if request.min_tokens is not None and request.min_tokens > limits.INT32_MAX:
         raise RequestError(f"min_tokens is out of range; accepted: at most {limits.INT32_MAX}", param="min_tokens")

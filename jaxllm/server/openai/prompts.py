@@ -1,26 +1,19 @@
-"""Prompts of /v1/completions: text, texts, token ids or lists of token ids; and giving them back."""
+"""Prompts of /v1/completions: text, texts, token ids or lists of token ids; and cutting them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
 from jaxllm.errors import RequestError, shown
 from jaxllm.server import limits
-from jaxllm.server.generation import Outputs
+from jaxllm.server.openai.params import Asked
 from jaxllm.server.state import ServingEngine
-from jaxllm.types.outputs import CompletionOutput, RequestOutput
 from jaxllm.types.sampling import SamplingParams
 
 _ACCEPTED = "a string, a list of strings, a list of token ids or a list of such lists"
-
-
-@dataclass(frozen=True, slots=True)
-class EchoedPrompt:
-    text: str
-    token_ids: tuple[int, ...]  # empty where the engine will tokenise
 
 
 def parse_prompts(prompt: str | list[Any] | None, add_special_tokens: bool) -> list[Prompt]:
@@ -54,45 +47,25 @@ def _are_ids(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
-def echoed_prompts(
-    engine: ServingEngine, prompts: Sequence[Prompt], params: SamplingParams, *, generates: bool
-) -> list[EchoedPrompt]:
-    """What echo=true gives back. Without generation the prompts are also checked here, as no engine will.
+def cut_from_the_right(
+    engine: ServingEngine, prompts: Sequence[Prompt], asked: Asked
+) -> tuple[Sequence[Prompt], Asked]:
+    """Prompts cut to their first `truncate_prompt_tokens`, which then asks for nothing more; may take long.
 
-    Raises:
-        RequestError: a prompt is empty, too long, or holds an id outside the vocabulary.
+    The engine itself keeps the last ones. -1 keeps as many as leave room for the answer.
     """
-    return [_echoed(engine, prompt, params, generates) for prompt in prompts]
+    params = asked.params
+    if not isinstance(params, SamplingParams) or params.truncate_prompt_tokens is None:
+        return prompts, asked
+    count = params.truncate_prompt_tokens
+    if count == -1:
+        count = engine.max_model_len - max(1, params.max_tokens or 1)
+    cut = [TokensPrompt(_ids(engine, prompt)[: max(count, 0)]) for prompt in prompts]
+    return cut, replace(asked, params=replace(params, truncate_prompt_tokens=None))
 
 
-def _echoed(engine: ServingEngine, prompt: Prompt, params: SamplingParams, generates: bool) -> EchoedPrompt:
-    tokenizer = engine.tokenizer
+def _ids(engine: ServingEngine, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, TokensPrompt):
-        ids = tuple(prompt.token_ids)
-        _check_vocabulary(ids, tokenizer.vocab_size)
-        return _measured(engine, tokenizer.decode(list(ids), params.skip_special_tokens), ids)
+        return prompt.token_ids
     text, adds_special = (prompt, True) if isinstance(prompt, str) else (prompt.text, prompt.add_special_tokens)
-    if generates:
-        return EchoedPrompt(text, ())
-    return _measured(engine, text, tuple(tokenizer.encode(text, adds_special)))
-
-
-def _measured(engine: ServingEngine, text: str, ids: tuple[int, ...]) -> EchoedPrompt:
-    if not 1 <= len(ids) <= engine.max_model_len:
-        message = f"prompt has {len(ids)} tokens; accepted: 1 to {engine.max_model_len} (max_model_len)"
-        code = "context_length_exceeded" if ids else None
-        raise RequestError(message, param="prompt", code=code)
-    return EchoedPrompt(text, ids)
-
-
-def _check_vocabulary(ids: tuple[int, ...], vocab_size: int) -> None:
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(f"prompt holds the token id {token_id}; accepted: 0 to {vocab_size - 1}", param="prompt")
-
-
-async def scored_only(prompts: Sequence[EchoedPrompt]) -> Outputs:
-    """Outputs for max_tokens=0: the prompt, and nothing generated."""
-    for index, prompt in enumerate(prompts):
-        nothing = CompletionOutput(0, "", (), finish_reason="length")
-        yield index, RequestOutput(f"echo-{index}", prompt.text, prompt.token_ids, (nothing,), finished=True)
+    return engine.tokenizer.encode(text, adds_special)

@@ -45,10 +45,46 @@ class Message(msgspec.Struct):
     annotations: tuple[str, ...] = ()
 
 
+class TopEntry(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]  # of the token, also where it is only a part of a character
+
+
+class TokenEntry(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: tuple[TopEntry, ...]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: tuple[TokenEntry, ...]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """Columns, an entry a token; null where the model gives a token no probability: the first of a prompt."""
+
+    text_offset: list[int]  # characters before the token in the choice's text
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list[float | None])
+    tokens: list[str] = msgspec.field(default_factory=list[str])
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list[dict[str, float] | None])
+
+
+class PromptEntry(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[int, PromptEntry] | None, ...]
+
+
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: Message
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -62,7 +98,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -73,11 +109,13 @@ class TextChoice(msgspec.Struct, kw_only=True):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: FinishReason = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class _Reply(msgspec.Struct, kw_only=True):
@@ -93,6 +131,8 @@ class ChatCompletion(_Reply, kw_only=True):
     choices: tuple[ChatChoice, ...]
     usage: Usage
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class ChatChunk(_Reply, kw_only=True):
@@ -100,6 +140,7 @@ class ChatChunk(_Reply, kw_only=True):
     choices: tuple[ChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class TextCompletion(_Reply, kw_only=True):
