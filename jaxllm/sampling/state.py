@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,39 +12,86 @@ import numpy as np
 from jax import lax
 
 from jaxllm.errors import RequestError
+from jaxllm.types.processors import MAX_PROCESSORS
 from jaxllm.types.sampling import GREEDY_BELOW, MAX_FORBIDDEN, SamplingParams
 from jaxllm.types.step import Int32Array
 
 # Floats are stored as their bits, so that one int32 array carries all.
 _TEMPERATURE, _TOP_P, _TOP_K, _SEED_LOW, _SEED_HIGH, _MIN_POSITION, _POSITION, _SLOT = range(8)
-_FORBIDDEN = slice(8, 8 + MAX_FORBIDDEN)
-NUM_COLUMNS = _FORBIDDEN.stop
+_MIN_P, _PRESENCE, _FREQUENCY, _REPETITION, _NUM_PROMPT_TOKENS, _FLAGS = range(8, 14)
+_FORBIDDEN = slice(14, 14 + MAX_FORBIDDEN)
+_ARGUMENTS = slice(_FORBIDDEN.stop, _FORBIDDEN.stop + MAX_PROCESSORS)
+NUM_COLUMNS = _ARGUMENTS.stop
 
 _NO_TOKEN = -1
 
+# What a request uses of the tables of its slot, and which transforms it asks for.
+USES_ALLOWED, USES_BAD_WORDS, USES_BIAS, USES_PENALTIES = 1, 2, 4, 8
+_FIRST_PROCESSOR = 16  # doubled for each processor after the first
 
-def pack_row(params: SamplingParams, seed: int, num_prompt_tokens: int, eos_ids: Collection[int]) -> Int32Array:
+
+def pack_row(
+    params: SamplingParams,
+    seed: int,
+    num_prompt_tokens: int,
+    eos_ids: Collection[int],
+    processor_names: Sequence[str] = (),
+) -> Int32Array:
     """The columns of one request that stay the same from step to step, [NUM_COLUMNS].
 
     Args:
         seed: any 64-bit integer, signed or not.
         eos_ids: held back, with params.stop_token_ids, until min_tokens tokens are out.
+        processor_names: in the order of declaration; those that params.extra_args names are on.
 
     Raises:
         RequestError: more than MAX_FORBIDDEN ids to hold back.
     """
     row = np.zeros(NUM_COLUMNS, np.int32)
-    # Rounding to float32 must not lift a temperature to the other side of the bound.
-    temperature = 0.0 if params.is_greedy else params.temperature
-    row[[_TEMPERATURE, _TOP_P]] = np.array([temperature, params.top_p], np.float32).view(np.int32)
+    _pack_floats(row, params)
     row[_TOP_K] = min(params.top_k, np.iinfo(np.int32).max)
     row[[_SEED_LOW, _SEED_HIGH]] = np.array([seed & (2**64 - 1)], "<u8").view("<i4")
+    row[_NUM_PROMPT_TOKENS] = num_prompt_tokens
+    row[_FLAGS] = _flags(params)
     row[_FORBIDDEN] = _NO_TOKEN
     if params.min_tokens > 0:
         held_back = _held_back(params, eos_ids)
         row[_MIN_POSITION] = num_prompt_tokens + params.min_tokens
         row[_FORBIDDEN.start : _FORBIDDEN.start + len(held_back)] = held_back
+    _pack_arguments(row, params, processor_names)
     return row
+
+
+def _pack_floats(row: Int32Array, params: SamplingParams) -> None:
+    # Rounding to float32 must not lift a temperature to the other side of the bound, nor a penalty to infinity.
+    temperature = 0.0 if params.is_greedy else params.temperature
+    repetition = min(params.repetition_penalty, float(np.finfo(np.float32).max))
+    floats = [temperature, params.top_p, params.min_p, params.presence_penalty, params.frequency_penalty, repetition]
+    columns = [_TEMPERATURE, _TOP_P, _MIN_P, _PRESENCE, _FREQUENCY, _REPETITION]
+    row[columns] = np.array(floats, np.float32).view(np.int32)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
+
+
+def _flags(params: SamplingParams) -> int:
+    # Whether bad words are single tokens, which the mask forbids, or sequences is known to the tables alone.
+    uses = {
+        USES_ALLOWED: params.allowed_token_ids is not None or bool(params.bad_words),
+        USES_BAD_WORDS: bool(params.bad_words),
+        USES_BIAS: params.logit_bias is not None,
+        USES_PENALTIES: has_penalties(params),
+    }
+    return sum(flag for flag, is_used in uses.items() if is_used)
+
+
+def _pack_arguments(row: Int32Array, params: SamplingParams, processor_names: Sequence[str]) -> None:
+    arguments = params.extra_args or {}
+    for index, name in enumerate(processor_names):
+        if name in arguments:
+            row[_FLAGS] |= _FIRST_PROCESSOR << index
+            row[_ARGUMENTS.start + index] = np.array([arguments[name]], np.float32).view(np.int32)[0]
 
 
 def _held_back(params: SamplingParams, eos_ids: Collection[int]) -> list[int]:
@@ -72,37 +119,71 @@ def set_step(rows: Int32Array, positions: Int32Array, slots: Int32Array) -> None
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["temperature", "top_p", "top_k", "seeds", "min_positions", "positions", "slots", "forbidden"],
+    data_fields=[
+        *("temperature", "top_p", "top_k", "min_p", "presence", "frequency", "repetition", "seeds"),
+        *("min_positions", "positions", "slots", "num_prompt_tokens", "flags", "forbidden", "arguments"),
+    ],
     meta_fields=[],
 )
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The columns, typed, on the device. A row of zeros is a greedy row that holds nothing back."""
+    """The columns, typed, on the device. A row of zeros is a greedy row that asks for nothing."""
 
     temperature: jax.Array  # [N] float32
     top_p: jax.Array  # [N] float32, at least 1: off
     top_k: jax.Array  # [N] int32, below 1 or at least V: off
+    min_p: jax.Array  # [N] float32, 0: off
+    presence: jax.Array  # [N] float32
+    frequency: jax.Array  # [N] float32
+    repetition: jax.Array  # [N] float32, 1: off
     seeds: jax.Array  # [N, 2] uint32, high word first
     min_positions: jax.Array  # [N] int32, first position where `forbidden` ids are allowed
     positions: jax.Array  # [N] int32, of the token to sample
     slots: jax.Array  # [N] int32
+    num_prompt_tokens: jax.Array  # [N] int32
+    flags: jax.Array  # [N] int32, see `uses`
     forbidden: jax.Array  # [N, MAX_FORBIDDEN] int32, -1 for none
+    arguments: jax.Array  # [N, MAX_PROCESSORS] float32
 
     @property
     def is_greedy(self) -> jax.Array:
         """[N] bool."""
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def holds_back(self) -> jax.Array:
+        """[N] bool: min_tokens are not out yet."""
+        return self.positions < self.min_positions
+
+    def uses(self, flag: int) -> jax.Array:
+        """[N] bool; `flag` is one of USES_*."""
+        return self.flags & flag != 0
+
+    def uses_processor(self, index: int) -> jax.Array:
+        """[N] bool."""
+        return self.uses(_FIRST_PROCESSOR << index)
+
 
 def unpack(rows: jax.Array) -> SamplingRows:
     """rows [N, NUM_COLUMNS] int32, as `pack_row` and `set_step` left them."""
+
+    def floats(column: int | slice) -> jax.Array:
+        return lax.bitcast_convert_type(rows[:, column], jnp.float32)
+
     return SamplingRows(
-        temperature=lax.bitcast_convert_type(rows[:, _TEMPERATURE], jnp.float32),
-        top_p=lax.bitcast_convert_type(rows[:, _TOP_P], jnp.float32),
+        temperature=floats(_TEMPERATURE),
+        top_p=floats(_TOP_P),
         top_k=rows[:, _TOP_K],
+        min_p=floats(_MIN_P),
+        presence=floats(_PRESENCE),
+        frequency=floats(_FREQUENCY),
+        repetition=floats(_REPETITION),
         seeds=lax.bitcast_convert_type(jnp.stack([rows[:, _SEED_HIGH], rows[:, _SEED_LOW]], axis=1), jnp.uint32),
         min_positions=rows[:, _MIN_POSITION],
         positions=rows[:, _POSITION],
         slots=rows[:, _SLOT],
+        num_prompt_tokens=rows[:, _NUM_PROMPT_TOKENS],
+        flags=rows[:, _FLAGS],
         forbidden=rows[:, _FORBIDDEN],
+        arguments=floats(_ARGUMENTS),
     )
