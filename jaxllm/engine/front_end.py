@@ -108,7 +108,7 @@ class FrontEnd:
     def watch(self) -> None:
         """Ask the watchdog; a dead core ends every open request."""
         if self._dead is None and not self._closed:
-            verdict = self._watchdog.verdict()
+            verdict = self._watchdog.verdict(asks_again=self.num_open > 0)
             if verdict is not None:
                 self.pump()  # it may have said why
                 self._die(verdict)
