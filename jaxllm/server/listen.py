@@ -113,7 +113,10 @@ def _port_refused(host: str, port: int, error: OSError) -> ConfigError:
 
 def _bind_path(path: str) -> Listener:
     """Whoever may write to the socket's file may connect; its mode is the process's umask."""
-    place = Path(path).expanduser().absolute()
+    try:
+        place = Path(path).expanduser().absolute()
+    except RuntimeError as error:  # ~ of somebody without a home
+        raise _path_refused(path, error) from None
     _clear_stale(path, place)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -136,7 +139,7 @@ def _clear_stale(path: str, place: Path) -> None:
     """Take away a socket that nobody listens on: a server that was killed leaves one."""
     try:
         mode = place.lstat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return  # not there, or binding will say why it cannot be
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"--uds {path!r} is a file that is no socket; accepted: a path to make a socket at")
