@@ -343,8 +343,8 @@ def _check_tls(config: ServerConfig) -> None:
 
 
 def _check_paths(config: ServerConfig) -> None:
-    if config.uds == "":
-        raise ConfigError("uds='' is no path; accepted: the path of a socket to make")
+    if config.uds is not None and (not config.uds or "\0" in config.uds):
+        raise ConfigError(f"uds={config.uds!r} is no path; accepted: the path of a socket to make")
     if config.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", config.root_path):
         raise ConfigError(f"root_path={config.root_path!r}; accepted: a path such as /llm, without a last /")
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*:?", config.metrics_prefix):

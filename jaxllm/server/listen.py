@@ -121,7 +121,7 @@ def _bind_path(path: str) -> Listener:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(place))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         sock.close()
         raise _path_refused(path, error) from None
     return Listener(sock, f"unix:{place}", place, _identity(place))
@@ -139,7 +139,7 @@ def _clear_stale(path: str, place: Path) -> None:
     """Take away a socket that nobody listens on: a server that was killed leaves one."""
     try:
         mode = place.lstat().st_mode
-    except (OSError, ValueError):
+    except OSError:
         return  # not there, or binding will say why it cannot be
     if not stat.S_ISSOCK(mode):
         raise ConfigError(f"--uds {path!r} is a file that is no socket; accepted: a path to make a socket at")
