@@ -108,8 +108,6 @@ def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     if request.reasoning_effort is not None:
         kwargs["reasoning_effort"] = request.reasoning_effort
         kwargs["enable_thinking"] = request.reasoning_effort != "none"
-    if request.documents is not None:
-        kwargs["documents"] = request.documents
     kwargs |= request.chat_template_kwargs or {}
     for name in kwargs.keys() & _RESERVED_KWARGS:
         param = f"chat_template_kwargs.{name}"
