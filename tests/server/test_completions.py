@@ -117,19 +117,23 @@ def test_a_wrong_prompt_among_several_is_named(server: Running, stream: bool) ->
 
 def test_sec_02_too_many_prompts_are_400(server: Running) -> None:
     assert server.complete(["x"] * 300).json()["error"]["param"] == "prompt"
+    assert server.complete(["x"] * 200, n=100).json()["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": 1}, "logprobs"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"best_of": 3}, "best_of"),
+        ({"best_of": 10**9}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
     ],
     ids=str,
 )
-def test_fields_not_served_yet_are_400_and_named(server: Running, fields: dict[str, Any], param: str) -> None:
+def test_values_out_of_range_or_not_served_yet_are_400(server: Running, fields: dict[str, Any], param: str) -> None:
     for echo in (False, True):
         assert server.complete("hi", echo=echo, **fields).json()["error"]["param"] == param
 
@@ -145,7 +149,7 @@ def test_the_models_own_defaults_come_before_openais() -> None:
     executor = scripted(default=script("Hello"))
     defaults = {"temperature": 0.25, "top_k": 7, "min_p": 0.3, "max_tokens": 3, "unheard_of": 1}
     with running(executor, parts={"default_params": defaults}) as served:
-        assert served.state.default_params == {"temperature": 0.25, "top_k": 7, "max_tokens": 3}
+        assert served.state.default_params == {"temperature": 0.25, "top_k": 7, "min_p": 0.3, "max_tokens": 3}
         assert served.chat().json()["usage"]["completion_tokens"] == 3
         assert served.complete().json()["usage"]["completion_tokens"] == 6
     assert make_parts(executor).default_params == {}

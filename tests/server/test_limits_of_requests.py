@@ -1,0 +1,159 @@
+"""SEC-02 and SAM-01: what asks for more than it should is refused at once, and nobody else notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.helpers.scripted_engine import Settings, script, scripted
+from tests.server.canned import Canned, CannedEngine, ask
+from tests.server.harness import Running, events_of, running
+
+HUGE = "1" + "0" * 400
+
+ABUSES: list[tuple[dict[str, Any], str]] = [
+    ({"n": 10**6}, "n"),
+    ({"best_of": 10**6}, "best_of"),
+    ({"n": 2, "best_of": 10**6}, "best_of"),
+    ({"stop": ["x"] * 500_000}, "stop"),
+    ({"bad_words": ["x"] * 50_000}, "bad_words"),
+    ({"logprobs": 2 * 10**9}, "logprobs"),
+    ({"logprobs": 10**400}, "logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 2 * 10**9}, "prompt_logprobs"),
+    ({"top_p": -1}, "top_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"temperature": 999999}, "temperature"),
+    ({"allowed_token_ids": list(range(10**6))}, "allowed_token_ids"),
+    ({"logprob_token_ids": list(range(10**6)), "logprobs": 0}, "logprob_token_ids"),
+    ({"stop_token_ids": list(range(10**6))}, "stop_token_ids"),
+    ({"logit_bias": dict.fromkeys(map(str, range(10**5)), 1)}, "logit_bias"),
+    ({"prompt": ["x"] * 100_000}, "prompt"),
+    ({"prompt": ["x"] * 256, "n": 128}, "n"),
+    ({"repetition_detection": {"max_pattern_size": 10**9}}, "repetition_detection"),
+    ({"use_beam_search": True, "n": 100}, "n"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), ABUSES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("stream", [False, True])
+def test_sec_02_work_far_above_the_bodys_size_is_refused_before_the_engine_hears_of_it(
+    fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    engine = CannedEngine([Canned([b"A"])])
+    reply = ask(engine, "/v1/completions", {"prompt": "hi", "stream": stream, **fields})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["param"] == ("stream" if stream and "use_beam_search" in fields else param)
+    assert param in error["message"] or stream
+    assert len(error["message"]) < 400
+    assert engine.asked == []
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Running]:
+    """A server on which an answer of 60 tokens takes a while."""
+    executor = scripted(default=script("word ", repeat=True), step_s=0.02)
+    with running(executor, Settings(max_num_seqs=64, num_pages=2049, max_num_batched_tokens=512)) as served:
+        yield served
+
+
+def test_sec_02_a_request_beside_the_abuse_goes_on(slow: Running) -> None:
+    body = {"prompt": "hi", "max_tokens": 60, "stream": True}
+    finished = threading.Event()
+    with slow.http.stream("POST", "/v1/completions", json=body) as reply:
+        chunks = reply.iter_text()
+        text = next(chunks)
+        for fields, param in ABUSES:
+            refused = slow.complete(**{"prompt": "hi", **fields})
+            assert refused.status_code == 400, param
+        text += "".join(chunks)
+        finished.set()
+    *_, last, done = events_of(text)
+    assert finished.is_set()
+    assert done == "[DONE]"
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert slow.gauge("num_requests_running") == slow.gauge("num_requests_waiting") == 0
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("number", ["1e400", "-1e400", HUGE, "2000000000", "-" + HUGE])
+def test_sec_02_numbers_beyond_any_range_are_400_and_named(slow: Running, field: str, number: str) -> None:
+    reply = _posted(slow, f'"{field}": {number}')
+    if (field, number) == ("repetition_penalty", "2000000000"):  # it has no upper limit
+        assert reply.status_code == 200
+        return
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+    assert field in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [
+        ("max_tokens", 200),  # above what fits is what fits
+        ("top_k", 200),
+        ("n", 400),
+        ("best_of", 400),
+        ("seed", 400),
+        ("min_tokens", 400),
+        ("logprobs", 400),
+        ("prompt_logprobs", 400),
+        ("priority", 400),
+    ],
+)
+def test_sec_02_integers_beyond_any_range_are_400_or_cut(slow: Running, field: str, status: int) -> None:
+    reply = _posted(slow, f'"{field}": {HUGE}')
+    assert reply.status_code == status, reply.text
+    if status == 400:
+        assert reply.json()["error"]["param"] == field
+    assert _posted(slow, f'"{field}": 1e400').status_code == 400
+    assert slow.get("/health").status_code == 200
+
+
+def test_sec_02_numbers_inside_lists_and_objects_too(slow: Running) -> None:
+    for members in ('"logit_bias": {"5": 1e400}', f'"logit_bias": {{"5": {HUGE}}}', f'"stop_token_ids": [{HUGE}]'):
+        reply = _posted(slow, members)
+        assert reply.status_code == 400, members
+        assert reply.json()["error"]["message"]
+    for members in (f'"allowed_token_ids": [{HUGE}]', f'"logprobs": 0, "logprob_token_ids": [{HUGE}]'):
+        assert _posted(slow, members).status_code == 400, members
+    assert slow.complete("hi").status_code == 200
+
+
+def _posted(served: Running, members: str) -> Any:
+    content = f'{{"prompt": "hi", {"" if "max_tokens" in members else chr(34) + "max_tokens" + chr(34) + ": 2, "}'
+    return served.http.post(
+        "/v1/completions", content=content + members + "}", headers={"content-type": "application/json"}
+    )
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+@pytest.mark.parametrize("key", ["265", "-1", "abc", "1.5", "", " 5", "9" * 5000, "٣"], ids=lambda key: key[:8])
+def test_sam_01_a_logit_bias_for_no_token_is_400_and_harms_nobody(slow: Running, path: str, key: str) -> None:
+    reply = getattr(slow, path)("hi", logit_bias={key: 1}, max_tokens=2)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "logit_bias"
+    assert key[:8] in error["message"]
+    assert slow.get("/health").status_code == 200
+    assert getattr(slow, path)("hi", logit_bias={"5": 1}, max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "logprob_token_ids", "stop_token_ids"])
+def test_sam_01_ids_of_no_token_are_400_and_named(slow: Running, field: str) -> None:
+    for ids in ([265], [-1], [10**9]):
+        reply = slow.complete("hi", logprobs=0 if field == "logprob_token_ids" else None, **{field: ids})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == field
+    assert slow.complete("hi", max_tokens=2).status_code == 200
+
+
+def test_unknown_processor_arguments_are_named_as_they_were_sent(slow: Running) -> None:
+    reply = slow.complete("hi", vllm_xargs={"unheard_of": 1})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "vllm_xargs"
+    assert "unheard_of" in reply.json()["error"]["message"]
