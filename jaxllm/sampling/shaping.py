@@ -28,8 +28,7 @@ def shape_logits(
     """logits [N, V] after everything that greedy rows know too, in vLLM's order."""
 
     def shape(logits: jax.Array) -> jax.Array:
-        words = tables.allowed[rows.slots]
-        logits = where_needed(rows.uses(USES_ALLOWED), lambda x, on: transforms.allow(x, words, on), logits)
+        logits = where_needed(rows.uses(USES_ALLOWED), lambda x, on: _allow(x, rows, tables, on), logits)
         logits = where_needed(rows.uses(USES_BAD_WORDS), lambda x, on: _forbid_bad_words(x, rows, tables, on), logits)
         logits = where_needed(rows.holds_back, lambda x, on: transforms.forbid(x, rows.forbidden, on), logits)
         logits = where_needed(rows.uses(USES_BIAS), lambda x, on: _bias(x, rows, tables, on), logits)
@@ -45,6 +44,10 @@ def where_needed(
 ) -> jax.Array:
     """Apply transform(logits, is_needed [N]) if any row is_needed: most steps have none, and pay for none."""
     return lax.cond(jnp.any(is_needed), lambda x: transform(x, is_needed), lambda x: x, logits)
+
+
+def _allow(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.Array) -> jax.Array:
+    return transforms.allow(logits, tables.allowed[rows.slots], is_active)
 
 
 def _bias(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.Array) -> jax.Array:

@@ -143,7 +143,8 @@ def _keep_highest(logits: jax.Array, weights: jax.Array, enough: jax.Array, is_a
     above = _row_sum(jnp.where(keys > threshold[:, None], weights, 0.0))
     weight = jnp.max(jnp.where(is_tied, weights, 0.0), axis=-1)
     num_wanted = jnp.ceil((enough - above) / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny))
-    is_kept = (keys > threshold[:, None]) | _lowest_ids(is_tied, jnp.maximum(num_wanted, 1.0), is_active)
+    num_wanted = jnp.clip(num_wanted, 1.0, logits.shape[1]).astype(jnp.int32)
+    is_kept = (keys > threshold[:, None]) | _lowest_ids(is_tied, num_wanted, is_active)
     return jnp.where(is_kept | ~is_active[:, None], logits, -jnp.inf)
 
 
