@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from jaxllm.server.openai.logprobs import (
     LogprobView,
     TextOffsets,
+    byte_reader,
     chat_logprobs,
     most_likely,
     prompt_logprobs,
     text_logprobs,
 )
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
+from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
 from jaxllm.types.outputs import TokenLogprob
 
 TOKENIZER = ByteLevelTokenizer()
-VIEW = LogprobView(tokenizer=TOKENIZER, num_top=2)
+VIEW = LogprobView(TOKENIZER, num_top=2)
 
 
 def entry(token_id: int, logprob: float, rank: int | None = 1) -> TokenLogprob:
@@ -60,7 +62,7 @@ def test_sam_09_what_is_impossible_is_a_number_of_strict_json() -> None:
     position = (entry(65, -math.inf, 4), entry(66, -0.5), entry(67, -math.inf, 4), entry(68, math.nan, 4))
     shown = strict_json(chat_logprobs(VIEW, [position]))
     assert shown["content"][0]["logprob"] == -9999.0
-    view = LogprobView(tokenizer=TOKENIZER, num_top=-1)
+    view = LogprobView(TOKENIZER, num_top=-1)
     columns = strict_json(text_logprobs(view, [65], [position], offsets()))
     assert columns["token_logprobs"] == [-9999.0]
     assert columns["top_logprobs"] == [{"B": -0.5, "A": -9999.0, "C": -9999.0, "D": -9999.0}]
@@ -76,13 +78,13 @@ def test_a_chat_entry_has_text_bytes_and_the_most_likely_tokens_in_order() -> No
 
 def test_a_part_of_a_character_shows_its_own_bytes() -> None:
     parts = [(entry(byte, -1.0),) for byte in "Ä".encode()]
-    content = chat_logprobs(LogprobView(tokenizer=TOKENIZER), parts).content
+    content = chat_logprobs(LogprobView(TOKENIZER), parts).content
     assert bytes(byte for token in content for byte in token.bytes).decode() == "Ä"
     assert content[0].top_logprobs == ()
 
 
 def test_asked_tokens_come_in_the_order_asked_for_in_place_of_the_most_likely() -> None:
-    view = LogprobView(tokenizer=TOKENIZER, num_top=0, token_ids=(67, 65, 66))
+    view = LogprobView(TOKENIZER, num_top=0, token_ids=(67, 65, 66))
     position = (entry(65, -0.1), entry(67, -4.0, None), entry(66, -3.0, None))
     [shown] = chat_logprobs(view, [position]).content
     assert [top.token for top in shown.top_logprobs] == ["C", "A", "B"]
@@ -90,7 +92,7 @@ def test_asked_tokens_come_in_the_order_asked_for_in_place_of_the_most_likely() 
 
 
 def test_tokens_can_be_spelled_as_ids() -> None:
-    view = LogprobView(tokenizer=TOKENIZER, num_top=1, as_ids=True)
+    view = LogprobView(TOKENIZER, num_top=1, as_ids=True)
     position = (entry(65, -2.0, 5), entry(66, -0.5))
     [shown] = chat_logprobs(view, [position]).content
     assert (shown.token, shown.top_logprobs[0].token, shown.bytes) == ("token_id:65", "token_id:66", [65])
@@ -146,3 +148,27 @@ def test_a_token_that_is_left_out_of_the_text_takes_no_room() -> None:
 
 def offsets(start: int = 0) -> TextOffsets:
     return TextOffsets(IncrementalDetokenizer(TOKENIZER), start)
+
+
+class FallbackTokenizer:
+    """Two bytes spelled as a byte-fallback vocabulary spells them, and a word; only what a view needs."""
+
+    is_byte_level = False
+
+    def __init__(self) -> None:
+        self.tokens = ("<0xC3>", "<0x84>", "▁word")
+
+    def is_byte_token(self, token_id: int) -> bool:
+        return token_id < 2
+
+    def token(self, token_id: int) -> str:
+        return self.tokens[token_id]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        assert not skip_special_tokens
+        return "".join(" word" if i == 2 else "\ufffd" for i in ids)
+
+
+def test_bytes_of_byte_fallback_tokens_are_those_they_stand_for() -> None:
+    read = byte_reader(cast("Tokenizer", FallbackTokenizer()))
+    assert [read(entry(i, -1.0)) for i in range(3)] == [b"\xc3", b"\x84", b" word"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
+from jaxllm.testing.scripted import Script
+from tests.helpers.scripted_engine import scripted
 from tests.server.canned import Canned, CannedEngine, ask
-from tests.server.harness import events_of
+from tests.server.harness import SETTINGS, Running, events_of, running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -121,3 +126,96 @@ def _checked_usage(chunks: list[Any], whole: Any, options: dict[str, bool]) -> d
     else:
         assert usages == ([None] * len(chunks) if options["include_usage"] else [])
     return seen
+
+
+class PieceTokenizer(ByteLevelTokenizer):
+    """Bytes and special tokens, and beyond them tokens of several characters, and halves of some."""
+
+    PIECES = (b"say q", b";", b"r and more", b"one two three", b"\nzz", b"\xf0\x9f", b"\xab\xa0 ok")
+    vocab_size = 260 + len(PIECES)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.PIECES[token_id - 260] if token_id >= 260 else super().token_bytes(token_id)
+
+    def token(self, token_id: int) -> str | None:
+        return self.token_bytes(token_id).decode("latin-1") if token_id >= 260 else super().token(token_id)
+
+
+PIECES = PieceTokenizer()
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Iterator[Running]:
+    executor = scripted(
+        Script((260, 261, 262), prompt_contains="stop"),
+        Script((263, 264), prompt_contains="held"),
+        Script((65, 265, 266), prompt_contains="torn"),
+        Script((65, 265), prompt_contains="broken"),
+        Script((256, 258, 259, 65, 256, 66), prompt_contains="special"),
+    )
+    parts = {"tokenizer": PIECES, "vocab_size": PIECES.vocab_size}
+    with running(executor, SETTINGS, parts=parts) as served:
+        yield served
+
+
+def both(served: Running, prompt: str, **fields: Any) -> tuple[str, str, Any, list[str]]:
+    """(text, finish reason, stop reason, deltas) of each route, whole and streamed, which must agree."""
+    found: list[tuple[str, str, Any, tuple[int, ...]]] = []
+    deltas: list[str] = []
+    fields = {"return_token_ids": True, **fields}
+    for ask_route in (served.chat, served.complete):
+        choice = ask_route(prompt, **fields).json()["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        found.append((text, choice["finish_reason"], choice["stop_reason"], tuple(choice["token_ids"])))
+        *chunks, done = events_of(ask_route(prompt, stream=True, **fields).text)
+        assert done == "[DONE]"
+        parts = [chunk["choices"][0] for chunk in chunks]
+        deltas = [part["delta"].get("content", "") if "delta" in part else part["text"] for part in parts]
+        ids = tuple(i for part in parts for i in part.get("token_ids") or ())
+        found.append(("".join(deltas), parts[-1]["finish_reason"], parts[-1]["stop_reason"], ids))
+    assert len(set(found)) == 1, found
+    return (*found[0][:3], deltas)
+
+
+def test_str_03_a_stop_string_over_several_tokens_is_cut_out_exactly(pieces: Running) -> None:
+    text, reason, stop, deltas = both(pieces, "stop", stop=["q;r"])
+    assert (text, reason, stop) == ("say ", "stop", "q;r")
+    assert all("q" not in delta for delta in deltas)
+    text, _, stop, _ = both(pieces, "stop", stop=["q;r"], include_stop_str_in_output=True)
+    assert (text, stop) == ("say q;r", "q;r")
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(None, "stop"), (1, "length")])
+def test_str_04_text_held_for_a_stop_string_is_shown_when_the_run_ends(
+    pieces: Running, max_tokens: int | None, reason: str
+) -> None:
+    text, found, stop, _ = both(pieces, "held", stop=["three\nzzz"], max_tokens=max_tokens)
+    assert (text, found, stop) == ("one two three" + ("" if max_tokens else "\nzz"), reason, None)
+
+
+def test_str_01_halves_of_a_character_come_as_one(pieces: Running) -> None:
+    text, _, _, deltas = both(pieces, "torn")
+    assert text == "A🫠 ok"
+    assert not any("\ufffd" in delta for delta in deltas)
+    text, _, _, deltas = both(pieces, "broken")
+    assert text == "A\ufffd"
+    assert len([delta for delta in deltas if "\ufffd" in delta]) == 1
+
+
+def test_str_01_every_token_of_a_held_character_keeps_its_log_probability(pieces: Running) -> None:
+    for prompt in ("torn", "broken", "stop"):
+        whole = pieces.chat(prompt, logprobs=True, top_logprobs=2, stop="q;r").json()["choices"][0]
+        chunks = events_of(pieces.chat(prompt, logprobs=True, top_logprobs=2, stop="q;r", stream=True).text)[:-1]
+        parts = [chunk["choices"][0] for chunk in chunks]
+        entries = [entry for part in parts for entry in (part["logprobs"] or {"content": []})["content"]]
+        assert entries == whole["logprobs"]["content"]
+        assert len(entries) == 4 if prompt == "torn" else 3
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_str_06_special_tokens_stand_as_the_tokenizer_decodes_them(pieces: Running, spaces: bool) -> None:
+    fields = {"skip_special_tokens": False, "spaces_between_special_tokens": spaces}
+    text, *_ = both(pieces, "special", **fields)
+    ids = [256, 258, 259, 65, 256, 66, 257]
+    assert text == PIECES.decode(ids, skip_special_tokens=False) == "<bos><|user|><|assistant|>A<bos>B<eos>"
+    assert both(pieces, "special")[0] == "AB"

@@ -136,7 +136,7 @@ def _view(tokenizer: Tokenizer, body: ChatRequest | CompletionRequest) -> Logpro
         return None
     ids = body.logprob_token_ids
     return LogprobView(
-        tokenizer=tokenizer,
+        tokenizer,
         num_top=num_top,
         token_ids=None if ids is None else tuple(dict.fromkeys(ids)),
         as_ids=bool(body.return_tokens_as_token_ids),

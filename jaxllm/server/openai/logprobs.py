@@ -6,8 +6,7 @@ JSON has no infinity: what is impossible (-inf) is shown as -9999.0, as in vLLM.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxllm.server.openai.replies import ChatLogprobs, PromptEntry, TextLogprobs, TokenEntry, TopEntry
 from jaxllm.tokenizer.base import ByteFallbackTokenizer, ByteTokenizer, Tokenizer
@@ -19,14 +18,26 @@ FLOOR = -9999.0
 Position = Sequence[TokenLogprob]  # the token itself, then the others that were asked for, without itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobView:
-    """What of the engine's log probabilities a request wants to see, and how tokens are spelled."""
+    """What of the engine's log probabilities a request wants to see, and how tokens are spelled. Immutable.
 
-    tokenizer: Tokenizer
-    num_top: int = 0  # most likely tokens of a position; -1: all there are
-    token_ids: tuple[int, ...] | None = None  # these tokens instead, in this order
-    as_ids: bool = False  # "token_id:7" in place of a token's text
+    `num_top` are the most likely tokens of a position (-1: all there are); `token_ids` these tokens
+    instead, in this order; `as_ids` writes "token_id:7" in place of a token's text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_top: int = 0,
+        token_ids: tuple[int, ...] | None = None,
+        as_ids: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.num_top = num_top
+        self.token_ids = token_ids
+        self.as_ids = as_ids
+        self.bytes_of = byte_reader(tokenizer)
 
     def others(self, position: Position) -> list[TokenLogprob]:
         """The entries beside the chosen token: most likely first, the chosen one among them where it belongs."""
@@ -55,13 +66,24 @@ def text_of(tokenizer: Tokenizer, entry: TokenLogprob) -> str:
     return tokenizer.decode([entry.token_id], skip_special_tokens=False)
 
 
-def bytes_of(tokenizer: Tokenizer, entry: TokenLogprob) -> bytes:
+def byte_reader(tokenizer: Tokenizer) -> Callable[[TokenLogprob], bytes]:
     """What a token adds to the text, exact also for a part of a character where the tokenizer knows it."""
     if isinstance(tokenizer, ByteTokenizer) and tokenizer.is_byte_level:
-        return tokenizer.token_bytes(entry.token_id)
-    if isinstance(tokenizer, ByteFallbackTokenizer) and tokenizer.is_byte_token(entry.token_id):
-        return bytes.fromhex((tokenizer.token(entry.token_id) or "<0x>")[3:-1])  # spelled <0xE2>
-    return text_of(tokenizer, entry).encode(errors="replace")
+        bytes_of_id = tokenizer.token_bytes
+        return lambda entry: bytes_of_id(entry.token_id)
+    is_byte = tokenizer.is_byte_token if isinstance(tokenizer, ByteFallbackTokenizer) else _never
+
+    def read(entry: TokenLogprob) -> bytes:
+        if is_byte(entry.token_id):
+            return bytes.fromhex((tokenizer.token(entry.token_id) or "<0x>")[3:-1])  # spelled <0xE2>
+        return text_of(tokenizer, entry).encode(errors="replace")
+
+    return read
+
+
+def _never(token_id: int) -> bool:
+    del token_id
+    return False
 
 
 def chat_logprobs(view: LogprobView, positions: Iterable[Position]) -> ChatLogprobs:
@@ -75,7 +97,7 @@ def _token_entry(view: LogprobView, position: Position) -> TokenEntry:
 
 
 def _shown(view: LogprobView, entry: TokenLogprob) -> tuple[str, float, list[int]]:
-    return view.spelled(entry), finite(entry.logprob), list(bytes_of(view.tokenizer, entry))
+    return view.spelled(entry), finite(entry.logprob), list(view.bytes_of(entry))
 
 
 class TextOffsets:
