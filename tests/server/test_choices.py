@@ -245,3 +245,17 @@ def test_what_beam_search_cannot_do_is_400_and_named(fields: dict[str, Any]) -> 
     reply = ask(CannedEngine([ONE]), TEXT, {"prompt": "hi", "use_beam_search": True, **fields})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == next(iter(fields))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_scored_prompt_shows_every_position(stream: bool) -> None:
+    """Long enough to be written down off the event loop."""
+    text = "abcdefgh" * 60
+    engine = CannedEngine([Canned([b"A"] * 2), Canned([b"B"] * 2)])
+    body = {"prompt": [text, text], "echo": True, "logprobs": 1, "n": 2, "stream": stream}
+    reply = ask(engine, TEXT, body)
+    choices = _joined(events_of(reply.text)[:-1]) if stream else reply.json()["choices"]
+    assert [choice["text"] for choice in choices] == [text + "A", text + "A", text + "B", text + "B"]
+    for choice in choices:
+        assert choice["logprobs"]["tokens"] == list(choice["text"])
+        assert choice["logprobs"]["text_offset"] == list(range(len(text) + 1))

@@ -152,7 +152,7 @@ def _values(
         values["logit_bias"] = {_token_key(key): value for key, value in request.logit_bias.items()}
     if values.get("thinking_token_budget") == -1:
         del values["thinking_token_budget"]
-    values["logprobs"] = logprobs
+    values |= {"n": request.n or 1, "logprobs": logprobs}
     if isinstance(request, CompletionRequest) and request.echo and (logprobs is not None or max_tokens == 0):
         values["prompt_logprobs"] = _more(request.logprobs or 0, request.prompt_logprobs or 0)
     if request.vllm_xargs:
