@@ -91,6 +91,7 @@ class FrontEnd:
         message = msgspec.structs.replace(message, request_id=f"{request_id}#{self._serial}")
         self._outputs.open(message, request_id, prompt, deliver)
         self.transport.to_core.put(message)
+        self.watch()  # with a request open, the watchdog may count on being asked again
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now, wherever they are; unknown and ended ones are ignored."""

@@ -43,17 +43,25 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(step_s: float = 0.02, faults: list[Any] | None = None, **config: Any) -> Iterator[Process]:
-    args = [sys.executable, str(SCRIPT), "0", str(step_s), json.dumps(config), json.dumps(faults or [])]
+def starting(
+    *more: str, step_s: float = 0.02, faults: list[Any] | None = None, **config: Any
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process and the first line it prints."""
+    args = [sys.executable, str(SCRIPT), str(step_s), json.dumps(config), json.dumps(faults or []), *more]
     with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as popen:
         try:
             assert popen.stdout is not None
-            line = popen.stdout.readline()
-            ready = re.fullmatch(r"jaxllm ready on (http://127\.0\.0\.1:\d+)\n", line)
-            assert ready, line
-            yield Process(ready[1], popen)
+            yield popen, popen.stdout.readline()
         finally:
             popen.kill()
+
+
+@contextlib.contextmanager
+def process(**fields: Any) -> Iterator[Process]:
+    with starting(**fields) as (popen, line):
+        ready = re.fullmatch(r"jaxllm ready on (http://127\.0\.0\.1:\d+)\n", line)
+        assert ready, line
+        yield Process(ready[1], popen)
 
 
 def _start_streams(server: Process, threads: ThreadPoolExecutor, max_tokens: int) -> list[Future[httpx.Response]]:
@@ -72,8 +80,9 @@ def test_an_idle_server_stops_at_once_with_code_0() -> None:
         assert time.monotonic() - start < 3
 
 
-def test_hlt_02_a_drain_lets_running_requests_end_and_refuses_new_ones() -> None:
-    with process(shutdown_timeout_s=5) as server, ThreadPoolExecutor(4) as threads:
+@pytest.mark.parametrize("drain_s", [5, 30])
+def test_hlt_02_a_drain_lets_running_requests_end_and_refuses_new_ones(drain_s: float) -> None:
+    with process(shutdown_timeout_s=drain_s) as server, ThreadPoolExecutor(4) as threads:
         calls = _start_streams(server, threads, max_tokens=60)
         server.popen.send_signal(signal.SIGTERM)
         time.sleep(0.2)
@@ -161,3 +170,50 @@ def test_a_taken_port_is_said_before_anything_is_loaded() -> None:
 def test_nothing_listens_until_the_model_is_ready() -> None:
     with contextlib.closing(bind(ServerConfig(port=0))) as listener, pytest.raises(ConnectionRefusedError):
         socket.create_connection(listener.sock.getsockname(), timeout=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_hlt_02_a_signal_while_loading_ends_it_at_once_with_one_line(number: signal.Signals, tmp_path: Path) -> None:
+    place = tmp_path / "llm.sock"
+    with starting("stuck", uds=str(place)) as (popen, line):
+        assert (line, place.exists()) == ("loading\n", True)
+        start = time.monotonic()
+        popen.send_signal(number)
+        assert popen.wait(5) == 128 + number
+        assert time.monotonic() - start < 2
+        assert popen.stderr is not None
+        assert popen.stderr.read() == f"jaxllm: stopped by {number.name} before the server was ready\n"
+        assert not place.exists()
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_unix_socket_is_removed_however_the_server_ends(num_signals: int, tmp_path: Path) -> None:
+    place = tmp_path / "llm.sock"
+    with starting(uds=str(place), shutdown_timeout_s=30) as (popen, line), ThreadPoolExecutor(1) as threads:
+        assert line == f"jaxllm ready on unix:{place}\n"
+        http = httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://x", timeout=20)
+        body = {"prompt": "hi", "max_tokens": 40 if num_signals == 1 else 400}
+        call = threads.submit(http.post, "/v1/completions", json=body)
+        wait_until(
+            lambda: 'num_requests_running{engine="0",model_name="scripted"} 1' in http.get("/metrics").text, 5, ""
+        )
+        for _ in range(num_signals):
+            popen.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert popen.wait(10) == num_signals - 1
+        assert call.result(5).status_code == (200 if num_signals == 1 else 503)
+        assert not place.exists()
+        http.close()
+
+
+def test_a_process_that_was_stopped_for_longer_than_the_watchdog_goes_on() -> None:
+    """The watchdog's limit is 1 s here."""
+    with process(step_s=0.05) as server, ThreadPoolExecutor(1) as threads:
+        call = threads.submit(server.stream, 60)
+        wait_until(lambda: server.num_open() == 1, 5, "it runs")
+        server.popen.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        server.popen.send_signal(signal.SIGCONT)
+        *_, finish, done = events_of(call.result(20).text)
+        assert (finish["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+        assert httpx.get(server.url + "/health").status_code == 200
