@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxllm.layers.batch import Bucket
 from jaxllm.runner.buckets import Buckets
+from jaxllm.runner.logprob_columns import SampledRow, ScoredPiece
 from jaxllm.runner.packed import FROM_DEVICE, PackedLayout, PackedStep
 from jaxllm.runner.slots import Slots
 from jaxllm.sampling.state import set_step
 from jaxllm.types.step import Int32Array, PageTableDiff, ScheduledRows, SchedulerOutput
 
 DIFF_CHUNK = 1024  # page table entries that one call of the overflow program sets
+COPY_CHUNK = 64  # pages that one call of the copying program copies
+SCORE_ROWS = 64  # hidden rows that one call of the scoring program turns into logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostScores:
+    """The rows of a step whose next token is a known one to be scored."""
+
+    slices: tuple[Int32Array, ...]  # [2, SCORE_ROWS] each: token row of the step, next token; padding (0, 0)
+    tokens: Int32Array  # [n] the next tokens again, without padding
+    pieces: tuple[ScoredPiece, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +36,11 @@ class HostBatch:
     bucket: Bucket
     packed: Int32Array
     overflow: tuple[Int32Array, ...]  # [3, DIFF_CHUNK] each, to be applied before the step
+    copies: tuple[Int32Array, ...]  # [2, COPY_CHUNK] each, as well
     sampled_ids: tuple[str, ...]  # requests that get a token, in the order of the sample rows
     all_greedy: bool
+    logprob_rows: tuple[SampledRow, ...]  # those of them that ask for log probabilities
+    scores: HostScores | None  # None where no prompt is scored
 
 
 class BatchBuilder:
@@ -47,12 +63,16 @@ class BatchBuilder:
         sampled = np.flatnonzero(rows.samples).astype(np.int32)
         self._fill_samples(step, rows, sampled, slots)
         overflow = self._fill_diffs(step, plan.page_diffs[0] if plan.page_diffs else PageTableDiff())
+        sampled_ids = tuple(rows.request_ids[i] for i in sampled)
         return HostBatch(
             bucket=bucket,
             packed=packed,
             overflow=overflow,
-            sampled_ids=tuple(rows.request_ids[i] for i in sampled),
+            copies=pack_copies(plan.page_copies[0]) if plan.page_copies else (),
+            sampled_ids=sampled_ids,
             all_greedy=bool(slots.is_greedy[rows.slots[sampled]].all()),
+            logprob_rows=_logprob_rows(sampled_ids, rows.slots[sampled], slots),
+            scores=_scores(rows, step.query_starts, slots),
         )
 
     def _fill_samples(
@@ -82,6 +102,53 @@ class BatchBuilder:
         chunk = np.zeros((3, DIFF_CHUNK), np.int32)
         _place_diffs(chunk, entries, self._spare_slot)
         return chunk
+
+
+def pack_copies(copies: Sequence[tuple[int, int]]) -> tuple[Int32Array, ...]:
+    """(from page, to page) each, in the copying program's shape; padding names the null page."""
+    chunks: list[Int32Array] = []
+    for start in range(0, len(copies), COPY_CHUNK):
+        some = copies[start : start + COPY_CHUNK]
+        chunk = np.zeros((2, COPY_CHUNK), np.int32)
+        chunk[:, : len(some)] = np.asarray(some, np.int32).T
+        chunks.append(chunk)
+    return tuple(chunks)
+
+
+def _logprob_rows(sampled_ids: Sequence[str], sampled_slots: Int32Array, slots: Slots) -> tuple[SampledRow, ...]:
+    wanting = slots.wants_logprobs[sampled_slots]
+    if not wanting.any():
+        return ()
+    return tuple(
+        SampledRow(sampled_ids[i], i, slots.params[sampled_slots[i]]) for i in np.flatnonzero(wanting).tolist()
+    )
+
+
+def _scores(rows: ScheduledRows, query_starts: Int32Array, slots: Slots) -> HostScores | None:
+    """A prompt's last token has no known one after it: what comes there is sampled."""
+    counts = np.minimum(rows.num_tokens, slots.num_scored[rows.slots] - 1 - rows.starts)
+    if not (counts > 0).any():
+        return None
+    pieces: list[ScoredPiece] = []
+    columns: list[Int32Array] = []
+    first = 0
+    for i in np.flatnonzero(counts > 0).tolist():
+        count, start, slot = int(counts[i]), int(rows.starts[i]), int(rows.slots[i])
+        num_top = slots.params[slot].prompt_logprobs or 0
+        pieces.append(ScoredPiece(rows.request_ids[i], start + 1, first, count, num_top))
+        token_rows = np.arange(query_starts[i], query_starts[i] + count, dtype=np.int32)
+        columns.append(np.stack([token_rows, slots.token_ids[slot, start + 1 : start + 1 + count]]))
+        first += count
+    scored = np.concatenate(columns, axis=1)
+    return HostScores(_score_slices(scored), scored[1], tuple(pieces))
+
+
+def _score_slices(scored: Int32Array) -> tuple[Int32Array, ...]:
+    slices = np.zeros((-(-scored.shape[1] // SCORE_ROWS), 2, SCORE_ROWS), np.int32)
+    for start, packed in zip(range(0, scored.shape[1], SCORE_ROWS), slices, strict=True):
+        some = scored[:, start : start + SCORE_ROWS]
+        packed[:, : some.shape[1]] = some
+    return tuple(slices)
 
 
 def _place_diffs(target: Int32Array, entries: Int32Array, spare_slot: int) -> None:

@@ -31,6 +31,10 @@ class Buckets:
     def forward(self) -> tuple[Bucket, ...]:
         return self.decode + self.mixed
 
+    @property
+    def max_num_tokens(self) -> int:
+        return max(bucket.num_tokens for bucket in self.forward)
+
     def choose(self, num_tokens: int, num_rows: int) -> Bucket:
         """The smallest bucket that holds `num_tokens` tokens of `num_rows` requests.
 

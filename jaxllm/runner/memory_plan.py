@@ -12,6 +12,7 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.memory.plan import KVCachePlan, KVGroup, group_layers, plan_kv
 from jaxllm.memory.spec import pages_for
 from jaxllm.runner.kv_buffers import Device, num_bytes
+from jaxllm.types.sampling import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
     from jaxllm.models.base import SplitModel
@@ -68,14 +69,21 @@ def page_bytes(model: SplitModel, page_size: int, kv_dtype: str) -> int:
     return two - one
 
 
-def total_memory(device: Device, utilization: float) -> int:
+def logprob_bytes(num_rows: int, num_top: int) -> int:
+    """Bytes of the log probabilities of so many rows: two numbers each for the token and for every top entry."""
+    return num_rows * (2 + 2 * num_top + MAX_LOGPROB_TOKEN_IDS) * 4
+
+
+def total_memory(device: Device, utilization: float, num_devices: int = 1) -> int:
     """Bytes that all of this may take on `device`: free memory on a CPU, else a share of the device's.
+
+    `num_devices` devices on a CPU have its memory in common, equal shares each.
 
     Raises:
         ConfigError: the device does not tell its memory.
     """
     if device.platform == "cpu":
-        return free_host_bytes()
+        return free_host_bytes() // num_devices
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is None:
         raise ConfigError(

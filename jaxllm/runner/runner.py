@@ -5,24 +5,30 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jaxllm.engine.executor import Ticket
-from jaxllm.runner.batch_builder import BatchBuilder, HostBatch
+from jaxllm.runner.batch_builder import BatchBuilder, HostBatch, HostScores
 from jaxllm.runner.buckets import Buckets
 from jaxllm.runner.compile_guard import CompileGuard
 from jaxllm.runner.kv_buffers import DeviceState
+from jaxllm.runner.logprob_columns import SampledRow, prompt_logprobs, sampled_logprobs
 from jaxllm.runner.memory_plan import MemoryPlan
 from jaxllm.runner.slots import Slots
+from jaxllm.runner.step import SampleVariant
 from jaxllm.runner.warmup import Programs
-from jaxllm.types.step import SchedulerOutput, StepOutput
+from jaxllm.sampling.logprobs import DeviceLogprobs
+from jaxllm.sampling.tables import pack_tables
+from jaxllm.types.step import Logprobs, NewRequest, PromptLogprobs, SchedulerOutput, StepOutput
 
 if TYPE_CHECKING:
     from jaxllm.memory.plan import KVCachePlan
     from jaxllm.models.base import SplitModel
+
+_Results = tuple[dict[str, tuple[int, ...]], dict[str, Logprobs], dict[str, PromptLogprobs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class RunnerStats:
     num_sample_programs: int
     num_programs: int
     num_steps: int  # submitted
-    num_host_to_device: int  # arrays sent; one a step, and one per chunk of a page table overflow
+    num_host_to_device: int  # arrays sent; one a step, and one a call of a side program
     num_syncs: int  # waits for the device; one a collected step
     compilations_after_ready: int
     temporary_bytes: dict[str, int]  # by program
@@ -46,6 +52,14 @@ class _Handle:
     sampled_ids: tuple[str, ...]
     result: jax.Array
     dispatched_s: float
+    logprob_rows: tuple[SampledRow, ...] = ()
+    logprobs: DeviceLogprobs | None = None  # of the sample rows; None where none is asked for
+    scores: HostScores | None = None
+    scored: tuple[DeviceLogprobs, ...] = ()  # of each slice of `scores`
+
+    @property
+    def is_plain(self) -> bool:
+        return self.logprobs is None and not self.scored
 
 
 class Runner:
@@ -66,6 +80,7 @@ class Runner:
         slots: Slots,
         kv_plan: KVCachePlan,
         memory: MemoryPlan,
+        vocab_size: int,
     ) -> None:
         self.model = model
         self.kv_plan = kv_plan
@@ -77,6 +92,7 @@ class Runner:
         self._state = state
         self._builder = builder
         self._slots = slots
+        self._vocab_size = vocab_size
         self._guard = CompileGuard()
         self._in_flight: deque[int] = deque()
         self._num_steps = self._num_sent = self._num_syncs = 0
@@ -96,28 +112,63 @@ class Runner:
         _check_plan(plan)
         with self._guard.watching("submit"):
             for new in plan.new:
-                self._slots.place(new)
+                self._place(new)
             batch = self._builder.build(plan, self._slots)
             handle = self._dispatch(batch)
         self._num_steps += 1
         self._in_flight.append(plan.step_id)
         return Ticket(plan.step_id, handle)
 
+    def _place(self, new: NewRequest) -> None:
+        """Steps in flight write to the old tables before these calls: the device keeps the order."""
+        self._slots.place(new)
+        state, side = self._state, self._programs.side
+        packed, history = pack_tables(new, self._vocab_size)
+        if packed is not None:
+            state.tables = side.set_tables(state.tables, packed)
+            self._num_sent += 1
+        for chunk in history:
+            state.tables = side.set_history(state.tables, chunk)
+        self._num_sent += len(history)
+
     def _dispatch(self, batch: HostBatch) -> _Handle:
         state, programs = self._state, self._programs
         started_s = time.monotonic()
         for chunk in batch.overflow:
-            state.page_table = programs.set_pages(state.page_table, chunk)
-        hidden, state.kv, state.page_table, sample_rows = programs.forward[batch.bucket](
-            self._leaves, state.kv, state.page_table, state.last_tokens, batch.packed
+            state.page_table = programs.side.set_pages(state.page_table, chunk)
+        for chunk in batch.copies:
+            state.kv = programs.side.copy_pages(state.kv, chunk)
+        hidden, sample_rows, state.kv, state.page_table, state.hidden = programs.forward[batch.bucket](
+            self._leaves, state.kv, state.page_table, state.hidden, state.last_tokens, batch.packed
         )
-        self._num_sent += 1 + len(batch.overflow)
-        result = hidden
+        self._num_sent += 1 + len(batch.overflow) + len(batch.copies)
+        result, logprobs = hidden, None
         if batch.sampled_ids:
-            program = programs.sample[self.buckets.num_logit_rows(batch.bucket), batch.all_greedy]
-            result, state.last_tokens = program(self._head, hidden, sample_rows, state.last_tokens)
-            result.copy_to_host_async()
-        return _Handle(batch.sampled_ids, result, started_s)
+            result, logprobs = self._sample(batch, hidden, sample_rows)
+        handle = _Handle(
+            batch.sampled_ids, result, started_s, batch.logprob_rows, logprobs, batch.scores, self._score(batch.scores)
+        )
+        _start_copies(handle)
+        return handle
+
+    def _sample(
+        self, batch: HostBatch, hidden: jax.Array, sample_rows: jax.Array
+    ) -> tuple[jax.Array, DeviceLogprobs | None]:
+        state = self._state
+        num_rows = self.buckets.num_logit_rows(batch.bucket)
+        variant = SampleVariant(num_rows, batch.all_greedy, with_logprobs=bool(batch.logprob_rows))
+        tokens, logprobs, state.last_tokens, state.tables = self._programs.sample[variant](
+            self._head, hidden, sample_rows, state.last_tokens, state.tables
+        )
+        return tokens, logprobs
+
+    def _score(self, scores: HostScores | None) -> tuple[DeviceLogprobs, ...]:
+        """Before the next step overwrites the hidden rows."""
+        if scores is None:
+            return ()
+        self._num_sent += len(scores.slices)
+        score = self._programs.side.score
+        return tuple(score(self._head, self._state.hidden, packed) for packed in scores.slices)
 
     def collect(self, ticket: Ticket) -> StepOutput:
         """Wait for the oldest step. `device_s` is the time it had the device for itself, as the host saw it.
@@ -132,18 +183,25 @@ class Runner:
         self._in_flight.popleft()
         handle: _Handle = ticket.handle
         with self._guard.watching("collect"):
-            tokens = self._wait(handle)
+            tokens, logprobs, prompt = self._wait(handle)
         started_s = max(handle.dispatched_s, self._last_ready_s)
         self._last_ready_s = time.monotonic()
-        return StepOutput(ticket.step_id, tokens, device_s=self._last_ready_s - started_s)
+        return StepOutput(
+            ticket.step_id,
+            tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt,
+            device_s=self._last_ready_s - started_s,
+        )
 
-    def _wait(self, handle: _Handle) -> dict[str, tuple[int, ...]]:
+    def _wait(self, handle: _Handle) -> _Results:
         self._num_syncs += 1
+        if not handle.is_plain:
+            return _with_logprobs(handle)
         if not handle.sampled_ids:
             handle.result.block_until_ready()
-            return {}
-        values: list[int] = np.asarray(handle.result).tolist()
-        return {request_id: (values[i],) for i, request_id in enumerate(handle.sampled_ids)}
+            return {}, {}, {}
+        return _tokens(handle, np.asarray(handle.result)), {}, {}
 
     def stats(self) -> RunnerStats:
         programs = self._programs
@@ -169,14 +227,38 @@ class Runner:
         self._closed = True
         self._guard.disarm()
         self._in_flight.clear()
-        for array in (*self._state.kv, self._state.page_table, self._state.last_tokens):
-            array.delete()
+        self._state.delete()
         self._leaves = self._head = ()  # whoever loaded the weights may still use them
 
 
+def _start_copies(handle: _Handle) -> None:
+    """What the host will want leaves the device as soon as it is there."""
+    if handle.sampled_ids:
+        handle.result.copy_to_host_async()
+    if not handle.is_plain:
+        for array in jax.tree.leaves((handle.logprobs, handle.scored)):
+            array.copy_to_host_async()
+
+
+def _tokens(handle: _Handle, tokens: np.ndarray[Any, Any]) -> dict[str, tuple[int, ...]]:
+    values: list[int] = tokens.tolist()
+    return {request_id: (values[i],) for i, request_id in enumerate(handle.sampled_ids)}
+
+
+def _with_logprobs(handle: _Handle) -> _Results:
+    """Tokens and log probabilities, in one wait."""
+    result, logprobs, scored = jax.device_get((handle.result, handle.logprobs, handle.scored))
+    scores = handle.scores
+    return (
+        _tokens(handle, result) if handle.sampled_ids else {},
+        {} if logprobs is None else sampled_logprobs(handle.logprob_rows, result, logprobs),
+        {} if scores is None else prompt_logprobs(scores.pieces, scores.tokens, scored),
+    )
+
+
 def _check_plan(plan: SchedulerOutput) -> None:
-    if plan.page_copies or any(plan.draft_ids) or plan.encoder_items or plan.num_steps != 1:
+    if any(plan.draft_ids) or plan.encoder_items or plan.num_steps != 1 or len(plan.page_copies) > 1:
         raise ValueError(
-            f"step {plan.step_id}: page_copies, draft_ids, encoder_items and num_steps={plan.num_steps} are not "
-            "computed here; accepted: none of them, and num_steps=1"
+            f"step {plan.step_id}: draft_ids, encoder_items, page_copies of {len(plan.page_copies)} KV groups and "
+            f"num_steps={plan.num_steps} are not computed here; accepted: none of the first two, one group, num_steps=1"
         )

@@ -1,4 +1,4 @@
-"""What the host keeps of each request on the device: its known tokens and its sampling columns."""
+"""What the host keeps of each request on the device: its known tokens and how to sample from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxllm.sampling.state import NUM_COLUMNS, pack_row
+from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.step import NewRequest
 
 
@@ -17,21 +18,31 @@ class Slots:
     the device, in `last_tokens[slot]`, and no step needs the ones before it, whose KV is written.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, eos_ids: Sequence[int], processor_names: Sequence[str] = ()
+    ) -> None:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_known = np.zeros(max_num_seqs, np.int32)
+        self.num_scored = np.zeros(max_num_seqs, np.int32)  # prompt tokens of those that want them scored, else 0
         self.sampling = np.zeros((max_num_seqs, NUM_COLUMNS), np.int32)
         self.is_greedy = np.zeros(max_num_seqs, np.bool_)
+        self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)  # of sampled tokens
+        self.params = [SamplingParams()] * max_num_seqs
         self._eos_ids = tuple(sorted(eos_ids))
+        self._processor_names = tuple(processor_names)
 
     @property
     def num_bytes(self) -> int:
-        return self.token_ids.nbytes + self.num_known.nbytes + self.sampling.nbytes + self.is_greedy.nbytes
+        arrays = (self.token_ids, self.num_known, self.num_scored, self.sampling, self.is_greedy, self.wants_logprobs)
+        return sum(array.nbytes for array in arrays)
 
     def place(self, new: NewRequest) -> None:
         """Give a slot to a request that enters or re-enters; whatever held it before is forgotten."""
-        num_tokens = len(new.token_ids)
-        self.token_ids[new.slot, :num_tokens] = new.token_ids
-        self.num_known[new.slot] = num_tokens
-        self.sampling[new.slot] = pack_row(new.params, new.seed, new.num_prompt_tokens, self._eos_ids)
-        self.is_greedy[new.slot] = new.params.is_greedy
+        slot, params, num_tokens = new.slot, new.params, len(new.token_ids)
+        self.token_ids[slot, :num_tokens] = new.token_ids
+        self.num_known[slot] = num_tokens
+        self.num_scored[slot] = 0 if params.prompt_logprobs is None else new.num_prompt_tokens
+        self.sampling[slot] = pack_row(params, new.seed, new.num_prompt_tokens, self._eos_ids, self._processor_names)
+        self.is_greedy[slot] = params.is_greedy
+        self.wants_logprobs[slot] = params.logprobs is not None or params.logprob_token_ids is not None
+        self.params[slot] = params

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,17 +13,20 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxllm.config.engine import CacheConfig, SchedulerConfig
+from jaxllm.config.engine import CacheConfig, LogprobsConfig, SchedulerConfig
 from jaxllm.memory.spec import pages_for
-from jaxllm.runner.batch_builder import BatchBuilder
+from jaxllm.runner.batch_builder import SCORE_ROWS, BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
 from jaxllm.runner.executable_store import ExecutableStore
-from jaxllm.runner.kv_buffers import Device, DeviceShapes, allocate
-from jaxllm.runner.memory_plan import MemoryPlan, plan_pages, total_memory, weights_bytes
+from jaxllm.runner.kv_buffers import Device, DeviceShapes, HeadShape, allocate
+from jaxllm.runner.memory_plan import MemoryPlan, logprob_bytes, plan_pages, total_memory, weights_bytes
 from jaxllm.runner.runner import Runner
+from jaxllm.runner.side_programs import side_specs
 from jaxllm.runner.slots import Slots
-from jaxllm.runner.step import forward_spec, program_specs, sample_spec
-from jaxllm.runner.warmup import Programs, cache_folder, compile_all, hidden_shape, temporary_bytes
+from jaxllm.runner.step import SampleVariant, SamplingSetup, forward_spec, sample_spec
+from jaxllm.runner.warmup import Programs, ProgramSpecs, cache_folder, compile_all, temporary_bytes
+from jaxllm.sampling.logprobs import LogprobsSpec
+from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.step import ScheduledRows, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -50,6 +54,7 @@ class StartOptions:
 
     eos_ids: Sequence[int] = ()
     device: Device | None = None  # None: jax's first
+    num_devices: int = 1  # Runners of this process that share the host's memory, where that is the device's
     cache_dir: Path | None = None  # root of the store of compiled programs; None: none
     phase: Phase = _no_phase  # entered around "plan", "weights", "compile", "allocate"; the middle two at the same time
     progress: Progress = _no_progress
@@ -64,12 +69,15 @@ def start_runner(
     dtype: str,
     attention: str | None = None,
     dummy_seed: int = 0,
+    logprobs: LogprobsConfig = LogprobsConfig(),  # noqa: B008 frozen
+    processors: Sequence[LogitsProcessor] = (),
     options: StartOptions | None = None,
 ) -> Runner:
     """Build, load, plan, compile and allocate; the Runner that comes back compiles nothing more.
 
     `path` None gives weights drawn from `dummy_seed`. `dtype` is that of the weights and activations,
-    `attention` the kernel implementation (None: the platform's best).
+    `attention` the kernel implementation (None: the platform's best), `processors` what requests may
+    name in `extra_args`.
 
     Raises:
         WeightsError, UnsupportedModel: the checkpoint does not hold this model.
@@ -81,33 +89,41 @@ def start_runner(
     model = split_model(model_config, dtype, attention)
     return start_split_model(
         model,
-        partial(_load, model, path, dummy_seed, options.progress),
+        partial(_load, model, path, dummy_seed, options),
+        head=HeadShape(model_config.hidden_size, model_config.vocab_size, dtype),
         cache=cache,
         scheduler=scheduler,
         min_rows=1 if dtype == "float32" else 2,
         cache_key=(model_config, dtype),
+        logprobs=logprobs,
+        processors=processors,
         options=options,
     )
 
 
-def _load(model: SplitModel, path: Path | None, dummy_seed: int, progress: Progress) -> dict[str, jax.Array]:
+def _load(model: SplitModel, path: Path | None, dummy_seed: int, options: StartOptions) -> dict[str, jax.Array]:
+    sharding = jax.sharding.SingleDeviceSharding(options.device or jax.devices()[0])
+    params = {n: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=sharding) for n, p in model.params.items()}
     if path is None:
         from jaxllm.weights.dummy import dummy_weights
 
-        return dummy_weights(model.params, dummy_seed)
+        return dummy_weights(params, dummy_seed)
     from jaxllm.weights.load import load_weights
 
-    return load_weights(path, model.tensors, model.params, progress=partial(progress, "weights"))
+    return load_weights(path, model.tensors, params, progress=partial(options.progress, "weights"))
 
 
 def start_split_model(
     model: SplitModel,
     load: Callable[[], dict[str, jax.Array]],
     *,
+    head: HeadShape,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     min_rows: int = 1,
     cache_key: object = None,
+    logprobs: LogprobsConfig = LogprobsConfig(),  # noqa: B008 frozen
+    processors: Sequence[LogitsProcessor] = (),
     options: StartOptions | None = None,
 ) -> Runner:
     """`start_runner` for a model that is built already. `load` gives its weights, on another thread.
@@ -116,19 +132,32 @@ def start_split_model(
     """
     options = options or StartOptions()
     device = options.device or jax.devices()[0]
-    start = _Start(model, cache, scheduler, min_rows, device)
+    num_top = head.vocab_size if logprobs.max_logprobs < 0 else min(logprobs.max_logprobs, head.vocab_size)
+    setup = SamplingSetup(head, LogprobsSpec(num_top, logprobs.mode), tuple(processors))
+    start = _Start(model, setup, cache, scheduler, min_rows, device)
     folder = cache_folder(options.cache_dir, device, cache_key)
     with options.phase("plan"):
-        budget_bytes = total_memory(device, cache.memory_utilization)
+        budget_bytes = total_memory(device, cache.memory_utilization, options.num_devices)
         kv_plan = start.plan(budget_bytes)
         shapes = start.shapes(kv_plan.num_pages)
     weights, programs = _load_and_compile(load, partial(start.compile, shapes, folder, cache_key), options)
     with options.phase("allocate"):
-        slots = Slots(scheduler.max_num_seqs, scheduler.max_model_len, options.eos_ids)
+        names = [processor.name for processor in processors]
+        slots = Slots(scheduler.max_num_seqs, scheduler.max_model_len, options.eos_ids, names)
         memory = start.memory(shapes, programs, slots, budget_bytes)
         memory.check()
-        state = allocate(shapes, device)
-        runner = Runner(model, weights, programs, state, start.builder, start.buckets, slots, kv_plan, memory)
+        runner = Runner(
+            model,
+            weights,
+            programs,
+            allocate(shapes, device),
+            start.builder,
+            start.buckets,
+            slots,
+            kv_plan,
+            memory,
+            head.vocab_size,
+        )
         runner.collect(runner.submit(empty_step(WARM_UP_STEP)))
     runner.ready()
     return runner
@@ -169,9 +198,10 @@ def _load_and_compile(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The pieces of start-up that depend on the same five things."""
+    """The pieces of start-up that depend on the same six things."""
 
     model: SplitModel
+    setup: SamplingSetup
     cache: CacheConfig
     scheduler: SchedulerConfig
     min_rows: int
@@ -193,11 +223,14 @@ class _Start:
     def shapes(self, num_pages: int) -> DeviceShapes:
         return DeviceShapes.of(
             self.model,
+            self.setup.head,
             num_pages=num_pages,
             page_size=self.cache.page_size,
             kv_dtype=self.cache.dtype,
             num_slots=self.scheduler.max_num_seqs,
             pages_per_request=self.pages_per_request,
+            max_model_len=self.scheduler.max_model_len,
+            max_num_tokens=self.buckets.max_num_tokens,
         )
 
     def compile(
@@ -207,9 +240,15 @@ class _Start:
         store = ExecutableStore(folder, self.device, (key, self.model.attention))
         layouts, page_size = self.builder.layouts, self.cache.page_size
         forward = {b: forward_spec(self.model, layout, shapes, page_size) for b, layout in layouts.items()}
-        hidden = hidden_shape(forward[self.buckets.decode[0]], self.device, store)
-        specs = program_specs(self.model, forward, self.buckets.sample_sizes, shapes, hidden)
+        sample = {v: sample_spec(self.model, self.setup, shapes, v) for v in self.sample_variants}
+        specs = ProgramSpecs(forward, sample, side_specs(self.model, self.setup, shapes))
         return compile_all(specs, self.device, store, progress=progress)
+
+    @property
+    def sample_variants(self) -> Iterator[SampleVariant]:
+        for num_rows in self.buckets.sample_sizes:
+            for greedy, with_logprobs in itertools.product((True, False), repeat=2):
+                yield SampleVariant(num_rows, greedy, with_logprobs)
 
     def plan(self, budget_bytes: int) -> KVCachePlan:
         return plan_pages(
@@ -223,13 +262,23 @@ class _Start:
         )
 
     def probe_temporaries(self) -> int:
-        """Bytes of the largest temporary, from the largest programs over a few pages."""
-        shapes, bucket = self.shapes(PROBE_PAGES), self.buckets.forward[-1]
-        traced = forward_spec(self.model, self.builder.layouts[bucket], shapes, self.cache.page_size).trace(self.device)
-        hidden = traced.out_info[0]
-        sample = sample_spec(self.model, jax.ShapeDtypeStruct(hidden.shape, hidden.dtype), shapes, greedy=False)
-        compiled = (traced.lower().compile(), sample.trace(self.device).lower().compile())
-        return max(temporary_bytes(program) for program in compiled) + shapes.table_bytes
+        """Bytes beside weights and pages: the largest temporary, from the largest programs over a few pages."""
+        shapes, buckets = self.shapes(PROBE_PAGES), self.buckets
+        layout = self.builder.layouts[buckets.forward[-1]]
+        num_rows = max(buckets.sample_sizes[-1], SCORE_ROWS)  # logits of this many rows, whether sampled or scored
+        specs = (
+            forward_spec(self.model, layout, shapes, self.cache.page_size),
+            sample_spec(self.model, self.setup, shapes, SampleVariant(num_rows, greedy=False, with_logprobs=True)),
+        )
+        compiled = [spec.trace(self.device).lower().compile() for spec in specs]
+        largest = max(temporary_bytes(program) for program in compiled)
+        return largest + shapes.table_bytes + shapes.sampling_bytes + self.logprob_bytes
+
+    @property
+    def logprob_bytes(self) -> int:
+        """Of the results that wait for the host: those of two steps, every row sampled or scored with top entries."""
+        num_rows = self.buckets.max_num_tokens + self.buckets.sample_sizes[-1]
+        return 2 * logprob_bytes(num_rows, self.setup.logprobs.num_top)
 
     def memory(self, shapes: DeviceShapes, programs: Programs, slots: Slots, budget_bytes: int) -> MemoryPlan:
         host_bytes = slots.num_bytes if self.device.platform == "cpu" else 0  # elsewhere not the device's memory
@@ -237,6 +286,8 @@ class _Start:
             ("weights", weights_bytes(self.model)),
             ("kv pages", shapes.kv_bytes),
             ("largest temporary", programs.largest_temporary_bytes),
+            ("sampling tables and hidden rows", shapes.sampling_bytes),
+            ("log probabilities", self.logprob_bytes),
             ("page tables and host buffers", shapes.table_bytes + host_bytes),
         )
         return MemoryPlan(rows, budget_bytes)

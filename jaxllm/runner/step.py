@@ -1,41 +1,35 @@
-"""The programs of a step: `forward` per bucket, `sample` per row count, and the page table overflow.
+"""The programs of a step: `forward` per bucket and `sample` per row count.
 
-Each takes one packed host array at most and donates what it changes, so that KV pages, page tables
-and last tokens are updated in place. Nothing else in the hot path touches the device.
+Each takes one packed host array at most and donates what it changes, so that KV pages, page tables,
+last tokens and sampling tables are updated in place. Nothing else in the hot path touches the device;
+`side_programs` has what only some steps need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.stages import Traced, Wrapped
 
 from jaxllm.layers.batch import BatchMetadata, Bucket
-from jaxllm.runner.batch_builder import DIFF_CHUNK
-from jaxllm.runner.kv_buffers import Device, DeviceShapes
+from jaxllm.runner.kv_buffers import Device, DeviceShapes, HeadShape
 from jaxllm.runner.packed import PackedLayout, PackedStep
+from jaxllm.sampling.logprobs import DeviceLogprobs, LogprobsSpec
 from jaxllm.sampling.sampler import sample as sample_tokens
 from jaxllm.sampling.state import NUM_COLUMNS, unpack
+from jaxllm.sampling.tables import Tables, record
+from jaxllm.types.processors import LogitsProcessor
 
 if TYPE_CHECKING:
     from jaxllm.models.base import SplitModel
 
 Arrays = tuple[jax.Array, ...]
-SampleKey = tuple[int, bool]  # (rows N, all greedy)
-
-
-class HiddenShape(Protocol):
-    """Shape and dtype of hidden rows, whoever tells them."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +39,7 @@ class ProgramSpec:
     name: str
     jitted: Wrapped
     arguments: tuple[Any, ...]  # pytrees of ShapeDtypeStruct
+    is_kept: bool = True  # in the store on disk; not if it holds a function that the store cannot tell from others
 
     @staticmethod
     def of(
@@ -64,30 +59,68 @@ def int32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class SampleVariant:
+    """What picks a sample program in the hot path."""
+
+    num_rows: int  # N
+    greedy: bool  # every row is greedy
+    with_logprobs: bool
+
+    def __str__(self) -> str:
+        how = "greedy" if self.greedy else "drawn"
+        return f"{self.num_rows} rows, {how}{', log probabilities' if self.with_logprobs else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSetup:
+    """What is the same in all programs that make tokens or log probabilities of hidden rows."""
+
+    head: HeadShape
+    logprobs: LogprobsSpec
+    processors: tuple[LogitsProcessor, ...] = ()
+
+
 def make_forward(model: SplitModel, layout: PackedLayout, page_size: int) -> Callable[..., Any]:
-    """(leaves, kv, page_table, last_tokens, packed) -> (hidden rows [N, D], kv, page_table, sample rows [N, C])."""
+    """(leaves, kv, page_table, hidden, last_tokens, packed) -> what they become, as `forward` says."""
 
     def forward(
-        leaves: Arrays, kv: Arrays, page_table: jax.Array, last_tokens: jax.Array, packed: jax.Array
-    ) -> tuple[jax.Array, Arrays, jax.Array, jax.Array]:
+        leaves: Arrays,
+        kv: Arrays,
+        page_table: jax.Array,
+        all_hidden: jax.Array,
+        last_tokens: jax.Array,
+        packed: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, Arrays, jax.Array, jax.Array]:
+        """(hidden rows [N, D] to sample from, sample rows [N, C], kv, page_table, hidden with this step's T rows)."""
         step = layout.split(packed)
         page_table = set_pages(page_table, step.page_diffs)
         batch = _batch(step, layout.bucket, page_table, last_tokens, page_size)
         hidden, kv = model.forward(leaves, kv, batch)
-        return hidden[step.logit_rows], tuple(kv), page_table, step.sample_rows
+        all_hidden = lax.dynamic_update_slice(all_hidden, hidden, (0, 0))
+        return hidden[step.logit_rows], step.sample_rows, tuple(kv), page_table, all_hidden
 
     return forward
 
 
-def make_sample(model: SplitModel, *, greedy: bool) -> Callable[..., Any]:
-    """(head leaves, hidden rows [N, D], sample rows [N, C], last_tokens) -> (tokens [N], last_tokens)."""
+def make_sample(model: SplitModel, setup: SamplingSetup, variant: SampleVariant) -> Callable[..., Any]:
+    """(head leaves, hidden rows [N, D], sample rows [N, C], last_tokens, tables) -> as `sample` says."""
 
     def sample(
-        head: Arrays, hidden: jax.Array, sample_rows: jax.Array, last_tokens: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        head: Arrays, hidden: jax.Array, sample_rows: jax.Array, last_tokens: jax.Array, tables: Tables
+    ) -> tuple[jax.Array, DeviceLogprobs | None, jax.Array, Tables]:
+        """(tokens [N], their log probabilities if wanted, last_tokens, tables with the tokens in the history)."""
         rows = unpack(sample_rows)
-        tokens = sample_tokens(model.logits(head, hidden), rows, greedy=greedy)
-        return tokens, last_tokens.at[rows.slots].set(tokens, mode="promise_in_bounds")
+        tokens, logprobs = sample_tokens(
+            model.logits(head, hidden),
+            rows,
+            tables,
+            greedy=variant.greedy,
+            logprobs=setup.logprobs if variant.with_logprobs else None,
+            processors=setup.processors,
+        )
+        last_tokens = last_tokens.at[rows.slots].set(tokens, mode="promise_in_bounds")
+        return tokens, logprobs, last_tokens, record(tables, rows, tokens)
 
     return sample
 
@@ -122,56 +155,23 @@ def _batch(
 def forward_spec(model: SplitModel, layout: PackedLayout, shapes: DeviceShapes, page_size: int) -> ProgramSpec:
     bucket = layout.bucket
     leaves = tuple(model.params[name] for name in model.names)
+    state = (shapes.kv, shapes.page_table, shapes.hidden)
     return ProgramSpec.of(
         name=f"forward[{bucket.num_tokens} tokens, {bucket.num_requests} rows]",
         function=make_forward(model, layout, page_size),
-        arguments=(leaves, shapes.kv, shapes.page_table, shapes.last_tokens, int32(layout.size)),
-        donated=(1, 2),
+        arguments=(leaves, *state, shapes.last_tokens, int32(layout.size)),
+        donated=(1, 2, 3),
     )
 
 
-def sample_spec(model: SplitModel, hidden: HiddenShape, shapes: DeviceShapes, greedy: bool) -> ProgramSpec:
-    """`hidden` [N, D] is what `forward` returns first."""
-    num_rows = hidden.shape[0]
+def sample_spec(model: SplitModel, setup: SamplingSetup, shapes: DeviceShapes, variant: SampleVariant) -> ProgramSpec:
+    num_rows = variant.num_rows
     head = tuple(model.params[name] for name in model.head_names)
-    return ProgramSpec.of(
-        name=f"sample[{num_rows} rows, {'greedy' if greedy else 'drawn'}]",
-        function=make_sample(model, greedy=greedy),
-        arguments=(head, hidden, int32(num_rows, NUM_COLUMNS), shapes.last_tokens),
-        donated=(3,),
+    details = f", {setup.logprobs}" if variant.with_logprobs else ""
+    spec = ProgramSpec.of(
+        name=f"sample[{variant}{details}]",
+        function=make_sample(model, setup, variant),
+        arguments=(head, setup.head.hidden(num_rows), int32(num_rows, NUM_COLUMNS), shapes.last_tokens, shapes.tables),
+        donated=(3, 4),
     )
-
-
-def set_pages_spec(shapes: DeviceShapes) -> ProgramSpec:
-    return ProgramSpec.of("set_pages", set_pages, (shapes.page_table, int32(3, DIFF_CHUNK)), (0,))
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramSpecs:
-    """All programs of a Runner, by what picks them in the hot path."""
-
-    forward: dict[Bucket, ProgramSpec]
-    sample: dict[SampleKey, ProgramSpec]
-    set_pages: ProgramSpec
-
-    def __iter__(self) -> Iterator[ProgramSpec]:
-        """Largest first, so that the pool of compiling threads ends evenly."""
-        yield from sorted(self.forward.values(), key=lambda s: -s.arguments[-1].shape[0])
-        yield from self.sample.values()
-        yield self.set_pages
-
-
-def program_specs(
-    model: SplitModel,
-    forward: dict[Bucket, ProgramSpec],
-    sizes: Iterable[int],
-    shapes: DeviceShapes,
-    hidden: HiddenShape,
-) -> ProgramSpecs:
-    """`hidden`: hidden rows [., D] of any of the forward programs."""
-    sample = {
-        (n, greedy): sample_spec(model, jax.ShapeDtypeStruct((n, hidden.shape[-1]), hidden.dtype), shapes, greedy)
-        for n in sizes
-        for greedy in (True, False)
-    }
-    return ProgramSpecs(forward, sample, set_pages_spec(shapes))
+    return replace(spec, is_kept=not setup.processors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,25 @@ from jax.stages import Compiled
 from jaxllm.layers.batch import Bucket
 from jaxllm.runner.executable_store import ExecutableStore
 from jaxllm.runner.kv_buffers import Device
-from jaxllm.runner.step import HiddenShape, ProgramSpec, ProgramSpecs, SampleKey
+from jaxllm.runner.side_programs import SidePrograms
+from jaxllm.runner.step import ProgramSpec, SampleVariant
 
 MAX_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpecs:
+    """All programs of a Runner, by what picks them in the hot path."""
+
+    forward: dict[Bucket, ProgramSpec]
+    sample: dict[SampleVariant, ProgramSpec]
+    side: SidePrograms[ProgramSpec]
+
+    def __iter__(self) -> Iterator[ProgramSpec]:
+        """Largest first, so that the pool of compiling threads ends evenly."""
+        yield from sorted(self.forward.values(), key=lambda s: -s.arguments[-1].shape[0])
+        yield from self.sample.values()
+        yield from self.side
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +43,13 @@ class Programs:
     """Compiled executables, called directly in the hot path: a wrong shape is an error, never a compilation."""
 
     forward: dict[Bucket, Compiled]
-    sample: dict[SampleKey, Compiled]
-    set_pages: Compiled
+    sample: dict[SampleVariant, Compiled]
+    side: SidePrograms[Compiled]
     temporary_bytes: dict[str, int]  # by program name, from the compiler
 
     @property
     def num_programs(self) -> int:
-        return len(self.forward) + len(self.sample) + 1
+        return len(self.temporary_bytes)
 
     @property
     def largest_temporary_bytes(self) -> int:
@@ -42,13 +58,9 @@ class Programs:
 
 def compile_program(spec: ProgramSpec, device: Device, store: ExecutableStore) -> Compiled:
     """One program for one device: from `store`, or traced, lowered and compiled."""
+    if not spec.is_kept:
+        return spec.trace(device).lower().compile()
     return store.find(spec) or store.compile(spec, spec.trace(device).lower())
-
-
-def hidden_shape(spec: ProgramSpec, device: Device, store: ExecutableStore) -> HiddenShape:
-    """What the hidden rows that the forward program `spec` returns look like, at the least cost."""
-    kept = store.find(spec)
-    return kept.out_info[0] if kept is not None else spec.trace(device).out_info[0]
 
 
 def compile_all(
@@ -77,8 +89,8 @@ def compile_all(
             raise
     return Programs(
         forward={bucket: compiled[spec.name] for bucket, spec in specs.forward.items()},
-        sample={key: compiled[spec.name] for key, spec in specs.sample.items()},
-        set_pages=compiled[specs.set_pages.name],
+        sample={variant: compiled[spec.name] for variant, spec in specs.sample.items()},
+        side=specs.side.map(lambda spec: compiled[spec.name]),
         temporary_bytes={name: temporary_bytes(program) for name, program in compiled.items()},
     )
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jaxllm.config.engine import CacheConfig, SchedulerConfig
+from jaxllm.config.engine import CacheConfig, LogprobsConfig, SchedulerConfig
+from jaxllm.runner.kv_buffers import HeadShape
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.start import StartOptions, start_split_model
+from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.step import NewRequest, PageTableDiff, ScheduledRows, SchedulerOutput
-from tests.runner.oracle_model import OracleModel
+from tests.runner.oracle_model import NUM_BYTES, VOCAB, OracleModel
 
 PAGE_SIZE = 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
@@ -29,12 +31,15 @@ def start_oracle(
     page_size: int = PAGE_SIZE,
     dtype: str = "float32",
     load: Callable[[], dict[str, jax.Array]] | None = None,
+    logprobs: LogprobsConfig = LogprobsConfig(),  # noqa: B008 frozen
+    processors: Sequence[LogitsProcessor] = (),
     options: StartOptions | None = None,
 ) -> Runner:
     model = OracleModel(dtype)
     return start_split_model(
         model,  # type: ignore[arg-type]
         load or model.weights,
+        head=HeadShape(NUM_BYTES, VOCAB, dtype),
         cache=CacheConfig(page_size=page_size, num_pages=num_pages, memory_bytes=memory_bytes, dtype=dtype),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -42,6 +47,8 @@ def start_oracle(
             max_model_len=max_model_len,
         ),
         min_rows=1 if dtype == "float32" else 2,
+        logprobs=logprobs,
+        processors=processors,
         options=options,
     )
 

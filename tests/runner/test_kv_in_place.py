@@ -13,7 +13,7 @@ from jaxllm.layers.batch import Bucket
 from jaxllm.models.base import split_model
 from jaxllm.runner.batch_builder import BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
-from jaxllm.runner.kv_buffers import DeviceShapes
+from jaxllm.runner.kv_buffers import DeviceShapes, HeadShape
 from jaxllm.runner.step import forward_spec
 from jaxllm.runner.warmup import temporary_bytes
 
@@ -43,15 +43,19 @@ def check_in_place(
 ) -> None:
     split = split_model(model, dtype)
     assert cache.num_pages is not None
+    every = all_buckets(scheduler, cache)
     shapes = DeviceShapes.of(
         split,
+        HeadShape(model.hidden_size, model.vocab_size, dtype),
         num_pages=cache.num_pages,
         page_size=cache.page_size,
         kv_dtype=cache.dtype,
         num_slots=scheduler.max_num_seqs,
         pages_per_request=buckets[0].pages_per_request,
+        max_model_len=scheduler.max_model_len,
+        max_num_tokens=every.max_num_tokens,
     )
-    builder = BatchBuilder(all_buckets(scheduler, cache), cache.page_size, scheduler.max_num_seqs)
+    builder = BatchBuilder(every, cache.page_size, scheduler.max_num_seqs)
     for bucket in buckets:
         spec = forward_spec(split, builder.layouts[bucket], shapes, cache.page_size)
         program = spec.trace(jax.devices()[0]).lower().compile()

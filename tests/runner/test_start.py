@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -122,11 +123,11 @@ def test_a_step_sends_one_array_and_waits_once(runner: Runner, monkeypatch: pyte
     monkeypatch.setattr(
         runner,
         "_programs",
-        type(programs)(
-            {k: counted(v) for k, v in programs.forward.items()},
-            {k: counted(v) for k, v in programs.sample.items()},
-            counted(programs.set_pages),
-            programs.temporary_bytes,
+        replace(
+            programs,
+            forward={k: counted(v) for k, v in programs.forward.items()},
+            sample={k: counted(v) for k, v in programs.sample.items()},
+            side=programs.side.map(counted),
         ),
     )
     planner, before = Planner(), runner.stats()
@@ -146,14 +147,14 @@ def test_a_step_sends_one_array_and_waits_once(runner: Runner, monkeypatch: pyte
 def test_the_runner_counts_its_programs_and_their_temporaries(runner: Runner) -> None:
     stats = runner.stats()
     assert stats.num_forward_programs == len(runner.buckets.forward)
-    assert stats.num_sample_programs == 2 * len(runner.buckets.sample_sizes)
+    assert stats.num_sample_programs == 4 * len(runner.buckets.sample_sizes)
     assert stats.num_programs == len(stats.temporary_bytes)
     largest = dict(runner.memory.table())["largest temporary"]
     assert largest == max(stats.temporary_bytes.values()) > 0
 
 
 def test_a_shape_that_was_not_warmed_up_is_an_error_not_a_compilation(runner: Runner) -> None:
-    program = runner._programs.set_pages
+    program = runner._programs.side.set_pages
     with pytest.raises(TypeError, match=r"shape|type"):
         program(runner._state.page_table, np.zeros((3, 5), np.int32))
 
