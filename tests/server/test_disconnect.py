@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +76,52 @@ def test_sch_01_leaving_while_queued_harms_no_running_request(slow: Running, str
         for other in others:
             assert other.result(10).json()["usage"]["completion_tokens"] == 60
     wait_until(lambda: _is_idle(slow), 2, "everything is free again")
+
+
+# How each client asks: the body, how many requests of others run beside it, and what tells that it is in.
+KINDS: dict[str, tuple[dict[str, Any], int, str, int]] = {
+    "stream": ({**TEXT, "stream": True}, 1, "num_requests_running", 2),
+    "whole": (TEXT, 1, "num_requests_running", 2),
+    "n=2": ({**TEXT, "n": 2}, 1, "num_requests_running", 3),
+    "n=2-stream": ({**TEXT, "n": 2, "stream": True}, 1, "num_requests_running", 3),
+    "queued": ({**TEXT, "stream": True}, 3, "num_requests_waiting", 1),
+    "queued-whole": (TEXT, 3, "num_requests_waiting", 1),
+}
+
+
+def _stay(served: Running, done: threading.Event) -> int:
+    """Ask again and again; how often the whole answer came."""
+    num_whole = 0
+    while not done.is_set():
+        reply = served.complete("stay", max_tokens=300).json()
+        assert reply["usage"]["completion_tokens"] == 300
+        assert reply["choices"][0]["text"] == ("slowly " * 60)[:300]
+        num_whole += 1
+    return num_whole
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_sch_01_fifty_clients_leave_one_after_another_beside_others(kind: str) -> None:
+    body, num_others, gauge, expected = KINDS[kind]
+    settings = replace(SETTINGS, max_num_seqs=3, num_pages=513)
+    executor, done = scripted(default=script("slowly ", repeat=True), step_s=0.001), threading.Event()
+    with running(executor, settings) as served, ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(_stay, served, done) for _ in range(num_others)]
+        try:
+            for _ in range(50):
+                with _open(served, "/v1/completions", body) as connection:
+                    wait_until(lambda: served.gauge(gauge) >= expected, 5, "it is in")
+                    for _ in range(3 if body.get("stream") and gauge == "num_requests_running" else 0):
+                        assert connection.recv(4096)
+                wait_until(lambda: served.state.num_running <= num_others, 2, "it is out")
+        finally:
+            done.set()
+        assert sum(other.result(20) for other in others) > 0
+        wait_until(
+            lambda: (served.gauge("num_free_pages"), served.gauge("num_requests_running")) == (512, 0), 2, "all is free"
+        )
+        whole = served.complete("x" * 111, max_tokens=400).json()
+        assert whole["usage"]["completion_tokens"] == 400
 
 
 def test_sch_01_fifty_clients_leave_at_once(slow: Running) -> None:
