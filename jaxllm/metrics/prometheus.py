@@ -8,8 +8,9 @@ counted once for a request with n > 1.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
 
@@ -104,13 +105,11 @@ class PrometheusMetrics:
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where the Accept header prefers it, else plain text."""
-        from prometheus_client import exposition
-        from prometheus_client.openmetrics import exposition as openmetrics
-
         if prefers_openmetrics(accept or ""):
-            write = cast("Callable[[CollectorRegistry], bytes]", openmetrics.generate_latest)  # has no types
-            return write(self.registry), openmetrics.CONTENT_TYPE_LATEST
-        return exposition.generate_latest(self.registry), _PLAIN_TEXT
+            return _openmetrics(self.registry)
+        from prometheus_client.exposition import generate_latest
+
+        return generate_latest(self.registry), _PLAIN_TEXT
 
     def first_token(self, seconds: float) -> None:
         self._histograms["time_to_first_token_seconds"].observe(seconds)
@@ -138,6 +137,19 @@ def prefers_openmetrics(accept: str) -> bool:
     """Whether an Accept header names OpenMetrics and gives it at least the weight of plain text."""
     wanted = _weight(accept, _OPENMETRICS)
     return wanted > 0 and wanted >= _weight(accept, "text/plain", "text/*")
+
+
+def _openmetrics(registry: CollectorRegistry) -> tuple[bytes, str]:
+    """The exposition and its content type.
+
+    Releases of the client library that know ways of escaping names would, by default, put an
+    underscore in place of the colon in samples' names, though names may hold one.
+    """
+    from prometheus_client.openmetrics import exposition
+
+    write: Callable[..., bytes] = exposition.generate_latest  # pyright: ignore[reportUnknownMemberType]
+    options = {"escaping": "allow-utf-8"} if "escaping" in inspect.signature(write).parameters else {}
+    return write(registry, **options), exposition.CONTENT_TYPE_LATEST
 
 
 def _weight(accept: str, *kinds: str) -> float:
