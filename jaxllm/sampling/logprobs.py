@@ -62,7 +62,8 @@ def logprobs_of(
     logits = logits[:, :vocab_size]
     offset = _log_normaliser(logits) if spec.is_normalised else jnp.zeros_like(logits[:, :1])
     token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=1, mode="clip")
-    top_logits, top_ids = lax.top_k(logits, spec.num_top)
+    # Some backends order -0.0 below 0.0; here they are equal, as everywhere else.
+    top_logits, top_ids = lax.top_k(jnp.where(logits == 0.0, 0.0, logits), spec.num_top)
     chosen = jnp.take_along_axis(logits, jnp.maximum(chosen_ids, 0), axis=1, mode="clip")
     return DeviceLogprobs(
         values=(token_logits - offset)[:, 0],

@@ -38,9 +38,7 @@ def sample_packed(
     processors: tuple[LogitsProcessor, ...] = (),
 ) -> tuple[jax.Array, DeviceLogprobs | None]:
     rows = unpack(packed)
-    return sample(
-        logits, rows, tables, greedy=greedy, vocab_size=vocab_size, logprobs=logprobs, processors=processors
-    )
+    return sample(logits, rows, tables, greedy=greedy, vocab_size=vocab_size, logprobs=logprobs, processors=processors)
 
 
 set_tables_jit = jax.jit(set_tables, donate_argnums=0)
@@ -82,17 +80,17 @@ def run(
     rows: Sequence[Row],
     *,
     slots: Sequence[int] | None = None,
-    size: int | None = None,
+    size: int = 8,
     processors: tuple[LogitsProcessor, ...] = (),
     **options: Any,
 ) -> tuple[np.ndarray, DeviceLogprobs | None]:
-    """Sample a batch padded to `size` rows; tokens [N], and log probabilities as NumPy arrays."""
+    """Sample a batch padded to `size` rows (8: few programs); tokens [N], and log probabilities as NumPy arrays."""
     slots = range(len(rows)) if slots is None else slots
     vocab_size = options.get("vocab_size") or len(rows[0].logits)
     tables = empty_tables(vocab_size)
     for row, slot in zip(rows, slots, strict=True):
         tables = place(tables, row, slot, vocab_size)
-    num_padding = (size or len(rows)) - len(rows)
+    num_padding = size - len(rows)
     packed = np.pad(pack(rows, slots, [p.name for p in processors]), ((0, num_padding), (0, 0)))
     set_step(packed[len(rows) :], np.zeros(num_padding, np.int32), np.full(num_padding, NUM_SLOTS - 1, np.int32))
     logits = np.pad(np.stack([r.logits for r in rows]), ((0, num_padding), (0, 0)))
@@ -100,14 +98,19 @@ def run(
     return jax.tree.map(lambda a: np.asarray(a)[: len(rows)], (tokens, logprobs))
 
 
-def processed_logits(rows: Sequence[Row], **options: Any) -> np.ndarray:
-    """[N, V]: the logits that tokens are drawn from, as the log probabilities show them."""
+def sampled(rows: Sequence[Row], **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [N], the logits [N, V] that they are drawn from, as the log probabilities show them)."""
     vocab_size = options.get("vocab_size") or len(rows[0].logits)
-    _, logprobs = run(rows, logprobs=LogprobsSpec(vocab_size, "processed_logits"), **options)
+    ids, logprobs = run(rows, logprobs=LogprobsSpec(vocab_size, "processed_logits"), **options)
     assert logprobs is not None
     logits = np.full((len(rows), vocab_size), np.nan, np.float32)
     np.put_along_axis(logits, logprobs.top_ids, logprobs.top_values, axis=1)
-    return logits
+    return ids, logits
+
+
+def processed_logits(rows: Sequence[Row], **options: Any) -> np.ndarray:
+    """[N, V]: what `sampled` draws from."""
+    return sampled(rows, **options)[1]
 
 
 def rows_of(

@@ -10,7 +10,9 @@ from scipy import stats
 
 from jaxllm.sampling.state import NUM_COLUMNS
 from jaxllm.types.sampling import SamplingParams
-from tests.sampling.drawing import draw, draw_many, reference_top_k, reference_top_p, rows_of, softmax
+from tests.sampling import reference
+from tests.sampling.drawing import draw, draw_many, rows_of, run
+from tests.sampling.reference import Row, softmax
 
 VOCAB = 64
 LOGITS = np.random.default_rng(0).normal(size=VOCAB).astype(np.float32) * 2
@@ -31,6 +33,9 @@ def assert_drawn_from(ids: np.ndarray, probabilities: np.ndarray) -> None:
         assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-3
 
 
+PROMPT, OUTPUT = (1, 2, 3, 3), (3, 5, 5, 5, 7)
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -39,20 +44,51 @@ def assert_drawn_from(ids: np.ndarray, probabilities: np.ndarray) -> None:
         SamplingParams(temperature=2.0),
         SamplingParams(top_k=5),
         SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.05),
         SamplingParams(temperature=0.8, top_k=20, top_p=0.9),
+        SamplingParams(temperature=1.3, top_k=25, top_p=0.95, min_p=0.02),
+        SamplingParams(presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.2),
+        SamplingParams(presence_penalty=-1.5, repetition_penalty=0.8, top_k=30, top_p=0.9, min_p=0.01),
+        SamplingParams(logit_bias={3: 2.0, 40: 3.0, 5: -1.0}, allowed_token_ids=tuple(range(2, 50)), top_p=0.95),
     ],
-    ids=["plain", "cool", "hot", "top_k", "top_p", "all"],
+    ids=["plain", "cool", "hot", "top_k", "top_p", "min_p", "two", "three", "penalties", "filtered", "masked"],
 )
 def test_20000_draws_follow_the_filtered_softmax(params: SamplingParams) -> None:
-    scaled = LOGITS / np.float32(params.temperature)
-    scaled = np.where(reference_top_k(scaled, params.top_k), scaled, -np.inf)
-    scaled = np.where(reference_top_p(scaled, params.top_p), scaled, -np.inf)
-    assert_drawn_from(draw_many(LOGITS, params, 20_000, seed=123), softmax(scaled))
+    row = Row(logits=LOGITS, params=params, tokens=PROMPT + OUTPUT, num_prompt_tokens=len(PROMPT), seed=123)
+    expected = reference.filtered(reference.shaped(row), params)
+    assert_drawn_from(draw_many(row, 20_000), softmax(expected))
+
+
+def test_draws_of_one_seed_at_different_positions_are_independent() -> None:
+    rows = rows_of([SamplingParams()] * 20_000, seeds=[123] * 20_000, positions=range(20_000))
+    assert_drawn_from(draw(np.broadcast_to(LOGITS, (20_000, VOCAB)), rows), softmax(LOGITS))
 
 
 def test_draws_of_different_seeds_at_one_position_are_independent() -> None:
     rows = rows_of([SamplingParams()] * 20_000, seeds=range(20_000), positions=[7] * 20_000)
     assert_drawn_from(draw(np.broadcast_to(LOGITS, (20_000, VOCAB)), rows), softmax(LOGITS))
+
+
+def test_mixed_rows_of_one_batch_each_follow_their_own_distribution() -> None:
+    """The whole batch path: 8 requests that ask for different things, drawn side by side."""
+    asked = [
+        SamplingParams(),
+        SamplingParams(top_k=7),
+        SamplingParams(presence_penalty=2.0),
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_p=0.6, temperature=1.5),
+        SamplingParams(repetition_penalty=1.8, top_k=12),
+        SamplingParams(logit_bias={9: 4.0}),
+        SamplingParams(temperature=0.0),
+    ]
+    tokens = {"tokens": PROMPT + OUTPUT, "num_prompt_tokens": len(PROMPT)}
+    drawn = [run([Row(logits=LOGITS, params=p, seed=s, **tokens) for p in asked], greedy=False)[0] for s in range(300)]
+    for ids, params in zip(np.array(drawn).T, asked, strict=True):
+        expected = reference.filtered(reference.shaped(Row(logits=LOGITS, params=params, **tokens)), params)
+        if params.is_greedy:
+            assert set(ids.tolist()) == {expected.argmax()}
+        else:
+            assert_drawn_from(ids, softmax(expected))
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
@@ -102,12 +138,14 @@ NEIGHBOURS = (
     SamplingParams(top_k=3),
     SamplingParams(top_p=0.3, temperature=1.7),
     SamplingParams(min_tokens=5, stop_token_ids=(1, 2)),
+    SamplingParams(presence_penalty=2.0, frequency_penalty=-1.0, repetition_penalty=1.5, min_p=0.3),
+    SamplingParams(logit_bias={1: 9.0}, allowed_token_ids=(1, 2, 3), bad_words=("x",)),
 )
 
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0.8), SamplingParams(temperature=0.8, top_k=20, top_p=0.9)],
+    [SamplingParams(temperature=0.8), SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)],
     ids=["plain", "filtered"],
 )
 def test_sam_05_a_draw_depends_on_seed_and_position_alone(params: SamplingParams) -> None:
@@ -115,7 +153,7 @@ def test_sam_05_a_draw_depends_on_seed_and_position_alone(params: SamplingParams
     rng = np.random.default_rng(3)
     for position in (0, 1, 1000):
         alone = draw(LOGITS[None], rows_of([params], seeds=[42], positions=[position]), padded=False)[0]
-        for size, shift in itertools.product((2, 4, 8), (0, 1, 3)):
+        for size, shift in itertools.product((2, 8), (0, 1, 3, 4)):
             row = shift % size
             logits = rng.normal(size=(size, VOCAB)).astype(np.float32) * 3
             logits[row] = LOGITS

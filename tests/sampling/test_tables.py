@@ -124,7 +124,7 @@ def test_full_rows_fit_and_more_is_refused() -> None:
     row, _ = pack_tables(new_request(full, (), (longest,) * MAX_BAD_SEQUENCES), VOCAB)
     assert row is not None and row.shape == (tables_size(VOCAB),)
     for too_many in ((longest,) * (MAX_BAD_SEQUENCES + 1), ((*longest, 1),)):
-        with pytest.raises(RequestError, match="bad_words are .* sequences of up to .* accepted: at most 512"):
+        with pytest.raises(RequestError, match=r"bad_words are .* sequences of up to .* accepted: at most 512"):
             pack_tables(new_request(full, (), too_many), VOCAB)
 
 
