@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
 
@@ -147,7 +147,7 @@ def _openmetrics(registry: CollectorRegistry) -> tuple[bytes, str]:
     """
     from prometheus_client.openmetrics import exposition
 
-    write: Callable[..., bytes] = exposition.generate_latest  # pyright: ignore[reportUnknownMemberType]
+    write = cast("Callable[..., bytes]", exposition.generate_latest)  # pyright: ignore[reportUnknownMemberType]
     options = {"escaping": "allow-utf-8"} if "escaping" in inspect.signature(write).parameters else {}
     return write(registry, **options), exposition.CONTENT_TYPE_LATEST
 
