@@ -200,6 +200,9 @@ def test_prompts_are_cut_at_the_side_asked_for() -> None:
     assert prompt == TextPrompt("hello world")
     refused = ask(CannedEngine([ONE]), TEXT, {"prompt": "hi", "truncation_side": "top"})
     assert refused.json()["error"]["param"] == "truncation_side"
+    for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -1, "max_tokens": 10**9}):
+        refused = ask(CannedEngine([ONE]), TEXT, {"prompt": "hi", "truncation_side": "right", **wrong})
+        assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 def test_the_prompts_text_can_be_given_back_also_of_ids_and_where_it_was_cut() -> None:

@@ -6,8 +6,10 @@ import json
 import math
 from typing import Any, cast
 
+import httpx
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,7 @@ from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
 from jaxllm.types.outputs import TokenLogprob
+from tests.server.harness import Running
 
 TOKENIZER = ByteLevelTokenizer()
 VIEW = LogprobView(TOKENIZER, num_top=2)
@@ -172,3 +175,77 @@ class FallbackTokenizer:
 def test_bytes_of_byte_fallback_tokens_are_those_they_stand_for() -> None:
     read = byte_reader(cast("Tokenizer", FallbackTokenizer()))
     assert [read(entry(i, -1.0)) for i in range(3)] == [b"\xc3", b"\x84", b" word"]
+
+
+def read_strictly(reply: httpx.Response) -> Any:
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    assert reply.status_code == 200, reply.text
+    return json.loads(reply.text, parse_constant=refuse)
+
+
+def test_sam_09_a_chat_without_top_logprobs_has_an_entry_a_token_and_empty_tops(server: Running) -> None:
+    body = read_strictly(server.chat("hi", logprobs=True))
+    entries = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [*"Hello", "<eos>"]
+    assert len(entries) == body["usage"]["completion_tokens"]
+    assert all(entry["top_logprobs"] == [] and entry["logprob"] < 0 for entry in entries)
+
+
+def test_sam_09_zero_logprobs_of_a_completion_are_the_sampled_tokens_own(server: Running) -> None:
+    columns = read_strictly(server.complete("hi", logprobs=0))["choices"][0]["logprobs"]
+    assert columns["tokens"] == [*"Hello", "<eos>"]
+    assert columns["text_offset"] == [0, 1, 2, 3, 4, 5]
+    for token, value, top in zip(columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True):
+        assert top == {token: value}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_sam_09_echo_with_top_k_1_is_strict_json(server: Running, stream: bool) -> None:
+    reply = server.complete("hi", echo=True, logprobs=2, top_k=1, stream=stream)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in reply.text.split("\n\n")[:-2]]
+        values = [
+            value for chunk in chunks for value in (chunk["choices"][0]["logprobs"] or {}).get("token_logprobs", [])
+        ]
+    else:
+        values = read_strictly(reply)["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(values) == len("hi") + len("Hello") + 1
+    assert values[0] is None
+    assert all(isinstance(value, float) for value in values[1:])
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_sam_10_prompt_logprobs_are_whole_also_where_the_prompt_is_cached(server: Running, path: str) -> None:
+    text = "thirty-three tokens, one a byte!!" if path == "complete" else "with two turn marks: 33 tokens."
+    tables: list[Any] = []
+    for _ in range(2):
+        body = read_strictly(getattr(server, path)(text, prompt_logprobs=1))
+        tables.append(body["prompt_logprobs"] if path == "chat" else body["choices"][0]["prompt_logprobs"])
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 33
+    assert tables[0][0] is None
+    ids = [258, *text.encode(), 259] if path == "chat" else text.encode()
+    for token_id, entries in zip(ids[1:], tables[0][1:], strict=True):
+        assert next(iter(entries)) == str(token_id)
+        assert len(entries) in (1, 2)
+
+
+def test_prompt_logprobs_leave_the_answer_as_it_is(server: Running) -> None:
+    plain, scored = server.chat("hi").json(), server.chat("hi", prompt_logprobs=0).json()
+    assert plain["choices"] == scored["choices"]
+    assert plain["usage"]["completion_tokens"] == scored["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_asked_ids_are_shown_of_every_token(server: Running, stream: bool) -> None:
+    fields = {"logprobs": True, "logprob_token_ids": [7, 5], "return_tokens_as_token_ids": True, "stream": stream}
+    reply = server.chat("hi", **fields)
+    if stream:
+        choices = [json.loads(line[6:])["choices"][0] for line in reply.text.split("\n\n")[:-2]]
+        entries = [entry for choice in choices for entry in (choice["logprobs"] or {"content": []})["content"]]
+    else:
+        entries = read_strictly(reply)["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{i}" for i in (*b"Hello", 257)]
+    assert {tuple(top["token"] for top in entry["top_logprobs"]) for entry in entries} == {("token_id:7", "token_id:5")}

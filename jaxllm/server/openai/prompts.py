@@ -53,6 +53,9 @@ def cut_from_the_right(
     """Prompts cut to their first `truncate_prompt_tokens`, which then asks for nothing more; may take long.
 
     The engine itself keeps the last ones. -1 keeps as many as leave room for the answer.
+
+    Raises:
+        RequestError: nothing would be left of a prompt.
     """
     params = asked.params
     if not isinstance(params, SamplingParams) or params.truncate_prompt_tokens is None:
@@ -60,7 +63,10 @@ def cut_from_the_right(
     count = params.truncate_prompt_tokens
     if count == -1:
         count = engine.max_model_len - max(1, params.max_tokens or 1)
-    cut = [TokensPrompt(_ids(engine, prompt)[: max(count, 0)]) for prompt in prompts]
+    if count < 1:
+        message = f"truncate_prompt_tokens={params.truncate_prompt_tokens} leaves no prompt; accepted: at least 1, or -1 "
+        raise RequestError(message + "with a max_tokens that leaves room", param="truncate_prompt_tokens")
+    cut = [TokensPrompt(_ids(engine, prompt)[:count]) for prompt in prompts]
     return cut, replace(asked, params=replace(params, truncate_prompt_tokens=None))
 
 
