@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
+from hmac import compare_digest
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -58,7 +60,11 @@ def test_sec_03_the_open_list_is_exactly_this(guarded: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/chat/completions", "/nowhere", "/docs", "/v1/MODELS", "/V1/models"]
+    "path",
+    [
+        *("/v1/models", "/v1/chat/completions", "/tokenize", "/nowhere", "/docs", "/v1/MODELS", "/V1/models"),
+        *("/%76%31/models", "/v1%2Fmodels", "/v1/models%00", "/health%2f..%2fv1/models", "/health%00", "/%2fhealth"),
+    ],
 )
 def test_sec_03_path_variants_and_unknown_paths_need_the_key(guarded: Running, path: str) -> None:
     for variant in VARIANTS:
@@ -94,3 +100,20 @@ def test_metrics_can_be_put_behind_the_key() -> None:
         assert served.get("/metrics").status_code == 401
         assert served.get("/metrics", headers={"x-api-key": "k"}).status_code == 200
         assert served.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("offered", [b"first", b"second", b"third", b"wrong"])
+def test_sec_03_every_key_is_compared_in_constant_time_whichever_matches(
+    monkeypatch: pytest.MonkeyPatch, offered: bytes
+) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def watched(one: bytes, other: bytes) -> bool:
+        sizes.append((len(one), len(other)))
+        return compare_digest(one, other)
+
+    with running(scripted(), api_keys=("first", "second", "third")) as served:
+        monkeypatch.setattr(hmac, "compare_digest", watched)
+        status = served.get("/v1/models", headers={"x-api-key": offered}).status_code
+    assert status == (401 if offered == b"wrong" else 200)
+    assert sizes == [(32, 32)] * 3  # hashes, so no length is told either

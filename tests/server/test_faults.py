@@ -107,10 +107,11 @@ def test_an_unforeseen_error_is_500_without_detail(monkeypatch: pytest.MonkeyPat
             raise ZeroDivisionError("secret detail")
 
         monkeypatch.setattr(ServerState, "engine_request_id", broken)
-        reply = served.chat("hi")
+        reply = served.post("/v1/completions", {"prompt": "hi"}, headers={"x-request-id": "mine"})
         assert reply.status_code == 500
         assert reply.json()["error"]["type"] == "server_error"
         assert "secret" not in reply.text
+        assert reply.headers["x-request-id"] == "mine"
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))
