@@ -64,8 +64,9 @@ def cut_from_the_right(
     if count == -1:
         count = engine.max_model_len - max(1, params.max_tokens or 1)
     if count < 1:
-        message = f"truncate_prompt_tokens={params.truncate_prompt_tokens} leaves no prompt; accepted: at least 1, or -1 "
-        raise RequestError(message + "with a max_tokens that leaves room", param="truncate_prompt_tokens")
+        asked_for = f"truncate_prompt_tokens={params.truncate_prompt_tokens}"
+        message = f"{asked_for} leaves no prompt; accepted: at least 1, or -1 with a max_tokens that leaves room"
+        raise RequestError(message, param="truncate_prompt_tokens")
     cut = [TokensPrompt(_ids(engine, prompt)[:count]) for prompt in prompts]
     return cut, replace(asked, params=replace(params, truncate_prompt_tokens=None))
 
