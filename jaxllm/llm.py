@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxllm.build import Progress, build_chat_template, build_parts
 from jaxllm.config.engine import EngineArgs
 from jaxllm.config.fields import settings_of
-from jaxllm.engine.engine import Engine
-from jaxllm.engine.inputs import InputProcessor, Prompt, TextPrompt, TokensPrompt
+from jaxllm.engine.engine import Engine, at_index
+from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
 from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.processors import MAX_PROCESSORS, LogitsProcessor
+from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 from jaxllm.types.startup import StartupReport
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class LLM:
             llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))
 
     Keyword arguments are the engine's flags with underscores (`max_model_len=2048`); a flag's other
-    spellings work too (`block_size=16`). Not thread-safe: one call at a time.
+    spellings work too (`block_size=16`). `logits_processors` are functions of the caller's own over
+    logits, compiled at start; see `LogitsProcessor`. Not thread-safe: one call at a time.
 
     Raises:
         ConfigError: an unknown flag, or a value that is out of range; see also `build_parts`.
@@ -46,20 +48,17 @@ class LLM:
         *,
         report: StartupReport | None = None,
         progress: Progress | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         **engine_flags: Any,
     ) -> None:
         args = engine_args(model=model, **engine_flags)
-        self.report = report or StartupReport()
+        self.report = _checked_report(report)
+        if progress is not None and not callable(progress):
+            raise ConfigError(f"progress={shown(progress)}; accepted: a function of (phase, done, total), or None")
+        processors = _checked_processors(logits_processors)
         self._template = build_chat_template(args)  # first: it is quick to refuse
-        parts = build_parts(args, self.report, progress=progress)
-        self._inputs = InputProcessor(
-            parts.tokenizer,
-            max_model_len=parts.max_model_len,
-            vocab_size=parts.vocab_size,
-            eos_ids=parts.eos_ids,
-            seed=parts.seed,
-        )
-        self._engine = Engine(parts)
+        more: dict[str, Any] = {"logits_processors": processors} if processors else {}
+        self._engine = Engine(build_parts(args, self.report, progress=progress, **more))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -91,9 +90,26 @@ class LLM:
             RequestError: a prompt or a parameter is wrong; nothing was run.
             CapacityError, EngineDead: see `Engine.generate`.
         """
-        listed = _listed(prompts)
-        prepared = [self._prepare_at(index, prompt, len(listed)) for index, prompt in enumerate(listed)]
-        return self._engine.generate(prepared, self._params(sampling_params, len(listed)), on_update)
+        if on_update is not None and not callable(on_update):
+            message = f"on_update={shown(on_update)}; accepted: a function of one RequestOutput, or None"
+            raise RequestError(message, param="on_update")
+        given = _as_prompts(prompts)
+        return self._engine.generate(given, self._params(sampling_params, len(given)), on_update)
+
+    def beam_search(self, prompts: AnyPrompt | Sequence[AnyPrompt], params: BeamSearchParams) -> list[RequestOutput]:
+        """The `beam_width` most likely sequences after each prompt, best first, in `outputs`.
+
+        Needs `max_logprobs` of at least twice the width, a flag of the engine. Token ids hold the
+        end-of-sequence token; its text is shown with `include_stop_str_in_output` alone.
+
+        Raises:
+            RequestError: a prompt or a parameter is wrong; nothing was run.
+            CapacityError, EngineDead: see `Engine.generate`.
+        """
+        asked: Any = params
+        if not isinstance(asked, BeamSearchParams):
+            raise RequestError(f"params={shown(asked)}; accepted: BeamSearchParams", param="params")
+        return self._engine.beam_search(_as_prompts(prompts), params)
 
     def chat(
         self,
@@ -135,13 +151,13 @@ class LLM:
         # The template writes the special tokens itself.
         return TextPrompt(self._template.render(messages, **options), add_special_tokens=False)
 
-    def prepare(self, prompt: AnyPrompt) -> TokensPrompt:
-        """The ids of a prompt, checked: not empty, of this vocabulary, and with room for an answer.
+    def prepare(self, prompt: AnyPrompt, params: SamplingParams | None = None) -> TokensPrompt:
+        """The ids of a prompt, cut as `params` say and checked: not empty, of this vocabulary, short enough.
 
         Raises:
-            RequestError: what is wrong with it.
+            RequestError: what is wrong with it, or with `params`.
         """
-        prepared = self._inputs.tokenize(_as_prompt(prompt))
+        prepared = self._engine.prepare(_as_prompt(prompt), params)
         return TokensPrompt(prepared.token_ids, prepared.text)
 
     def stats(self) -> EngineStats:
@@ -158,14 +174,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _prepare_at(self, index: int, prompt: AnyPrompt, count: int) -> TokensPrompt:
-        try:
-            return self.prepare(prompt)
-        except RequestError as error:
-            if count == 1:
-                raise
-            raise RequestError(f"prompts[{index}]: {error}", param=error.param, code=error.code) from None
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -200,6 +208,30 @@ def engine_args(**flags: Any) -> EngineArgs:
     return EngineArgs(**values)
 
 
+def _checked_report(report: Any) -> StartupReport:
+    if report is not None and not isinstance(report, StartupReport):
+        raise ConfigError(f"report={shown(report)}; accepted: a StartupReport, or None")
+    return report or StartupReport()
+
+
+def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    """Raises: ConfigError: not a list of processors with names of their own, or too many."""
+    accepted = f"a list of at most {MAX_PROCESSORS} LogitsProcessor, each with a name of its own and a function"
+    is_list = isinstance(processors, Iterable) and not isinstance(processors, (str, bytes, Mapping))
+    listed: tuple[Any, ...] = tuple(cast("Iterable[Any]", processors)) if is_list else ()
+    names = {p.name for p in listed if _is_processor(p)}
+    if not is_list or len(names) != len(listed) or len(listed) > MAX_PROCESSORS:
+        raise ConfigError(f"logits_processors={shown(processors)}; accepted: {accepted}")
+    return listed
+
+
+def _is_processor(value: Any) -> bool:
+    if not isinstance(value, LogitsProcessor):
+        return False
+    name, apply = cast("tuple[Any, Any]", (value.name, value.apply))
+    return isinstance(name, str) and bool(name) and callable(apply)
+
+
 def _template_kwargs(kwargs: Any) -> dict[str, Any]:
     if kwargs is None:
         return {}
@@ -225,6 +257,11 @@ def _listed(prompts: Any) -> list[AnyPrompt]:
         raise RequestError(f"prompts={shown(prompts)}; accepted: {_PROMPTS}, or a list of these", param="prompts")
     listed: list[Any] = list(cast("Iterable[Any]", prompts))
     return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    listed = _listed(prompts)
+    return [at_index(lambda each=each: _as_prompt(each), index, len(listed)) for index, each in enumerate(listed)]
 
 
 def _as_prompt(prompt: AnyPrompt) -> Prompt:

@@ -79,7 +79,20 @@ def params_of(job: Job, *layers: Mapping[str, Any]) -> SamplingParams:
     merged: dict[str, Any] = {}
     for layer in (*layers, job.sampling):
         merged.update(layer)
+    merged.update(_with_integer_keys(merged.get("logit_bias")))
     try:
         return SamplingParams(**merged)
     except RequestError as error:
         raise RequestError(f"{job.where}: {error}", param=error.param) from None
+
+
+def _with_integer_keys(bias: Any) -> dict[str, Any]:
+    """JSON has no keys but text: "17" in logit_bias means the token 17. Other keys are left to be refused."""
+    if not isinstance(bias, Mapping):
+        return {}
+    entries = cast("Mapping[Any, Any]", bias).items()
+    return {"logit_bias": {int(k) if _is_decimal(k) else k: value for k, value in entries}}
+
+
+def _is_decimal(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.cli.flags import Flag, given_sampling, parse, sampling_flags, schema_flags
 from jaxllm.cli.prompts import Job, jobs_from_file, jobs_from_flags, params_of
 from jaxllm.cli.report import print_summary, printing_report, progress_bars
+from jaxllm.cli.results import json_line
 from jaxllm.config.engine import EngineArgs
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.types.outputs import RequestOutput, TokenLogprob
+from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -47,8 +48,11 @@ def main(argv: list[str]) -> int:
     engine_values: dict[str, Any] = {f.name: values[f.name] for f in fields(EngineArgs)}
     args = EngineArgs(**{**engine_values, "seed": seed})
     outputs = _run(args, jobs, given, verbose=values["verbose"])
-    for index, output in enumerate(outputs):
-        _print_json(output) if values["json"] else _print_text(output, index, len(outputs))
+    if values["json"]:
+        for output, params in outputs:
+            sys.stdout.write(json.dumps(json_line(output, params), ensure_ascii=False) + "\n")
+    else:
+        _print_texts([output for output, _ in outputs])
     return 0
 
 
@@ -61,7 +65,9 @@ def _jobs(values: dict[str, Any]) -> list[Job]:
     return jobs
 
 
-def _run(args: EngineArgs, jobs: Sequence[Job], given: dict[str, Any], *, verbose: bool) -> list[RequestOutput]:
+def _run(
+    args: EngineArgs, jobs: Sequence[Job], given: dict[str, Any], *, verbose: bool
+) -> list[tuple[RequestOutput, SamplingParams]]:
     from jaxllm.llm import LLM
 
     report = printing_report() if verbose else None
@@ -72,7 +78,7 @@ def _run(args: EngineArgs, jobs: Sequence[Job], given: dict[str, Any], *, verbos
         defaults = llm.default_sampling_params()
         own = {f.name: getattr(defaults, f.name) for f in fields(SamplingParams)}
         params = [replace(params_of(job, own, given), output_kind=OutputKind.DELTA) for job in jobs]
-        prompts = [_prompt(llm, job) for job in jobs]
+        prompts = [_prompt(llm, job, each) for job, each in zip(jobs, params, strict=True)]
         num_finished = 0
 
         def watch(output: RequestOutput) -> None:
@@ -80,46 +86,26 @@ def _run(args: EngineArgs, jobs: Sequence[Job], given: dict[str, Any], *, verbos
             num_finished += output.finished
             progress("prompts", num_finished, len(jobs))
 
-        return llm.generate(prompts, params, on_update=watch)
+        outputs = llm.generate(prompts, params, on_update=watch)
+        return list(zip(outputs, params, strict=True))
 
 
-def _prompt(llm: LLM, job: Job) -> TokensPrompt:
+def _prompt(llm: LLM, job: Job, params: SamplingParams) -> TokensPrompt:
     from jaxllm.engine.inputs import TextPrompt, TokensPrompt
 
     try:
         if job.kind == "messages":
-            return llm.prepare(llm.render(job.content))
-        return llm.prepare(TextPrompt(job.content) if job.kind == "prompt" else TokensPrompt(job.content))
+            return llm.prepare(llm.render(job.content), params)
+        return llm.prepare(TextPrompt(job.content) if job.kind == "prompt" else TokensPrompt(job.content), params)
     except RequestError as error:
         raise RequestError(f"{job.where}: {error}", param=error.param) from None
 
 
-def _print_text(output: RequestOutput, index: int, count: int) -> None:
-    if count > 1:
-        print(f"=== {index}")
-    print(output.outputs[0].text)
-
-
-def _print_json(output: RequestOutput) -> None:
-    completion, usage = output.outputs[0], output.usage
-    line: dict[str, Any] = {
-        "prompt_token_ids": list(output.prompt_token_ids),
-        "token_ids": list(completion.token_ids),
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-        },
-    }
-    if completion.logprobs is not None:
-        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-        line["logprobs"] = [_logprob(token_id, entries) for token_id, entries in pairs]
-    sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def _logprob(token_id: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    sampled = next(entry for entry in entries if entry.token_id == token_id)
-    top = [[entry.token_id, entry.logprob] for entry in sorted(entries, key=lambda entry: entry.rank)]
-    return {"token_id": token_id, "logprob": sampled.logprob, "rank": sampled.rank, "top": top}
+def _print_texts(outputs: Sequence[RequestOutput]) -> None:
+    """One text as it is; of several each under the number of its prompt and, with n > 1, of the sequence."""
+    is_alone = len(outputs) == 1 and len(outputs[0].outputs) == 1
+    for index, output in enumerate(outputs):
+        for completion in output.outputs:
+            if not is_alone:
+                print(f"=== {index}" if len(output.outputs) == 1 else f"=== {index}.{completion.index}")
+            print(completion.text)

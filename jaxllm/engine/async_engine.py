@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.beam_run import BeamLimits, BeamRun
+from jaxllm.engine.front_end import FrontEnd, id_in_use
 from jaxllm.engine.inputs import PreparedPrompt, Prompt, TextPrompt, served_defaults
-from jaxllm.engine.outputs import merge_outputs
+from jaxllm.engine.merge import merge_outputs
+from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.parts import EngineParts
 from jaxllm.metrics.prometheus import PrometheusMetrics
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.sampling import OutputKind, SamplingParams
+from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 _THREAD_CHARS = 8192  # longer prompts are tokenised off the event loop, which must stay responsive
 
@@ -22,7 +24,7 @@ class AsyncEngine:
     """Serves many callers on one event loop. Its methods belong to that loop's thread.
 
     Attributes: tokenizer, max_model_len (tokens), model_name, default_params (the model's own
-    sampling defaults), metrics (`render()` gives the Prometheus text).
+    sampling defaults), max_logprobs (-1: any number), metrics (`render()` gives the Prometheus text).
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -38,6 +40,8 @@ class AsyncEngine:
             prefix=parts.metrics_prefix,
         )
         self._front = FrontEnd(parts, self.metrics)
+        self._beam_limits = BeamLimits.of(parts)
+        self._searches: dict[str, list[str]] = {}  # the requests of each beam search's round
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.TimerHandle | None = None
 
@@ -63,7 +67,9 @@ class AsyncEngine:
         self._bind_loop()
         self._front.check_alive()
         arrival_s = self._front.clock.now_s()
-        prepared = await self._tokenize(prompt)
+        prepared = await self._tokenize(prompt, params)
+        if request_id in self._searches:
+            raise id_in_use(request_id)
         message = self._front.inputs.request(
             prepared,
             params,
@@ -85,9 +91,36 @@ class AsyncEngine:
             if not stream.has_ended:
                 self._front.abort((request_id,))
 
+    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, *, request_id: str) -> RequestOutput:
+        """The most likely sequences, best first; cancelling the task aborts the search.
+
+        Raises:
+            RequestError, CapacityError: the search is refused.
+            EngineDead: the engine stopped.
+        """
+        self._bind_loop()
+        self._front.check_alive()
+        arrival_s = self._front.clock.now_s()
+        prepared = await self._tokenize(prompt)
+        run = BeamRun(
+            prepared, params, self._beam_limits, self._front.inputs, request_id=request_id, arrival_s=arrival_s
+        )
+        if request_id in self._searches or self._front.is_open(request_id):
+            raise id_in_use(request_id)
+        self._searches[request_id] = []
+        try:
+            await self._search(run)
+        except BaseException as error:
+            run.stop(error)
+            raise
+        finally:
+            self._front.abort(self._searches.pop(request_id))
+            self._front.count(run.summary(self._front.clock.now_s()))
+        return run.output(self.tokenizer, self._front.clock.now_s())
+
     async def abort(self, request_id: str) -> None:
         """End a request with finish_reason "abort"; unknown and ended ones are ignored."""
-        self._front.abort((request_id,))
+        self._front.abort(self._searches.get(request_id, (request_id,)))
 
     def check_health(self) -> None:
         """Raises: EngineDead: the engine stopped, froze, died or was closed."""
@@ -104,17 +137,34 @@ class AsyncEngine:
             self._watching.cancel()
         await asyncio.to_thread(self._front.join)
 
-    async def _tokenize(self, prompt: Prompt) -> PreparedPrompt:
+    async def _search(self, run: BeamRun) -> None:
+        """Round after round of one token for each beam."""
+        while messages := run.wanted(self._front.clock.now_s()):
+            self._searches[run.request_id] = [message.request_id for message in messages]
+            streams = [self._add_step(message) for message in messages]
+            self._watch_later()
+            outputs = [await stream.next() for stream in streams]
+            run.take(outputs, self._front.clock.now_s())
+
+    def _add_step(self, message: AddRequest) -> _Stream:
+        stream = _Stream(message.params.output_kind)
+        self._front.add(message, None, stream.deliver, is_counted=False)
+        return stream
+
+    async def _tokenize(self, prompt: Prompt, params: SamplingParams | None = None) -> PreparedPrompt:
         text = prompt.text if isinstance(prompt, TextPrompt) else prompt
-        if isinstance(text, str) and len(text) > _THREAD_CHARS:
-            return await asyncio.to_thread(self._front.inputs.tokenize, prompt)
-        return self._front.inputs.tokenize(prompt)
+        size = len(text) if isinstance(text, str) else 0
+        if params is not None and params.bad_words:
+            size += sum(map(len, params.bad_words))
+        if size > _THREAD_CHARS:
+            return await asyncio.to_thread(self._front.inputs.tokenize, prompt, params)
+        return self._front.inputs.tokenize(prompt, params)
 
     def _bind_loop(self) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._watching = loop, None
-            self._front.transport.to_front.wake_with(self._wake)
+            self._front.wake_with(self._wake)
             self._front.pump()
 
     def _wake(self) -> None:

@@ -81,6 +81,8 @@ class EngineCore:
             priority=message.priority,
             adapter_id=message.adapter_id,
             cache_salt=message.cache_salt,
+            bad_word_ids=message.bad_word_ids,
+            fork_of=message.fork_of,
         )
         try:
             self._scheduler.add(request)
@@ -139,7 +141,9 @@ class EngineCore:
 
     def _note_first(self, plan: SchedulerOutput, now_s: float) -> None:
         for new in plan.new:
-            self._first.setdefault(new.request_id, _FirstSchedule(now_s, new.num_cached))
+            # What a sibling takes over is no prefix hit: its prompt was counted with the first one's.
+            is_fork = self._scheduler.requests[new.request_id].fork_of is not None
+            self._first.setdefault(new.request_id, _FirstSchedule(now_s, 0 if is_fork else new.num_cached))
 
     def _collect_oldest(self) -> StepDeltas:
         plan, ticket = self._in_flight.popleft()
@@ -162,6 +166,8 @@ class EngineCore:
             stop_reason=request.stop_reason,
             num_cached=first.num_cached if first else 0,
             scheduled_s=first.at_s if first else None,
+            logprobs=update.logprobs,
+            prompt_logprobs=update.prompt_logprobs,
         )
 
 

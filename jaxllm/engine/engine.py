@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import TypeVar
 
+from jaxllm.engine.beam_run import BeamLimits, BeamRun
 from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.inputs import Prompt, served_defaults
+from jaxllm.engine.inputs import PreparedPrompt, Prompt, served_defaults
+from jaxllm.engine.merge import join_deltas
 from jaxllm.engine.messages import AddRequest
-from jaxllm.engine.outputs import merge_outputs
 from jaxllm.engine.parts import EngineParts
 from jaxllm.errors import RequestError
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.sampling import OutputKind, SamplingParams
+from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 OnUpdate = Callable[[RequestOutput], None]
+T = TypeVar("T")
 
 
 class Engine:
-    """Runs batches of requests. Not thread-safe: one `generate` at a time."""
+    """Runs batches of requests. Not thread-safe: one call at a time."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.tokenizer = parts.tokenizer
@@ -28,6 +31,7 @@ class Engine:
         self.model_name = parts.model_name
         self.default_params = served_defaults(parts.default_params)
         self._front = FrontEnd(parts)
+        self._beam_limits = BeamLimits.of(parts)
         self._num_requests = 0
 
     def generate(
@@ -48,27 +52,48 @@ class Engine:
         self._front.check_alive()
         if on_update is None:  # nobody looks at outputs in between
             params = [replace(each, output_kind=OutputKind.FINAL_ONLY) for each in params]
-        requests = [self._prepare(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-        run = _Run(on_update)
+        prepared = self._prepare_all(prompts, params)
+        requests = [self._request(prompt, each) for prompt, each in zip(prepared, params, strict=True)]
+        return self._run(requests, on_update)
+
+    def beam_search(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+        """The most likely sequences after each prompt, best first.
+
+        Raises:
+            RequestError, CapacityError, EngineDead: see `generate`.
+        """
+        self._front.check_alive()
+        prepared = self._prepare_all(prompts, [None] * len(prompts))
+        runs = [self._beam_run(prompt, params) for prompt in prepared]
         try:
-            for text, message in requests:
-                run.kinds[message.request_id] = message.params.output_kind
-                self._front.add(message, text, run.deliver)
-            while not run.is_over:
-                self._wait()
+            while self._search_round(runs):
+                pass
+        except BaseException as error:
+            for run in runs:
+                run.stop(error)
+            raise
         finally:
-            run.on_update = None
-            self._front.abort(run.kinds)
-        if run.error is not None:
-            raise run.error
-        return [run.outputs[message.request_id] for _, message in requests]
+            for run in runs:
+                self._front.count(run.summary(self._front.clock.now_s()))
+        return [run.output(self.tokenizer, self._front.clock.now_s()) for run in runs]
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> PreparedPrompt:
+        """The ids of a prompt, checked and cut as `params` say.
+
+        Raises:
+            RequestError: what is wrong with it, or with `params`.
+        """
+        prepared = self._front.inputs.tokenize(prompt, params)
+        if params is not None:
+            self._front.inputs.check(params, prepared.bad_word_ids)
+        return prepared
 
     def stats(self) -> EngineStats:
         self._front.pump()
         return self._front.stats()
 
     def close(self) -> None:
-        """Stop the engine thread and release the device. Safe to call twice."""
+        """Stop the engine's threads and release the devices. Safe to call twice."""
         self._front.shut_down()
         self._front.join()
 
@@ -80,46 +105,104 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, AddRequest]:
-        arrival_s = self._front.clock.now_s()
-        prepared = self._front.inputs.tokenize(prompt)
-        self._num_requests += 1
-        request = self._front.inputs.request(
-            prepared, params, request_id=str(self._num_requests - 1), arrival_s=arrival_s
-        )
-        return prepared.text, request
+    def _prepare_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None]) -> list[PreparedPrompt]:
+        pairs = enumerate(zip(prompts, params, strict=True))
+        tokenize = self._front.inputs.tokenize
+        return [at_index(lambda p=p, q=q: tokenize(p, q), index, len(prompts)) for index, (p, q) in pairs]
 
-    def _wait(self) -> None:
-        if self._front.transport.to_front.wait(self._front.watch_interval_s):
-            self._front.pump()
-        else:
-            self._front.watch()
+    def _request(self, prompt: PreparedPrompt, params: SamplingParams) -> tuple[str | None, AddRequest]:
+        message = self._front.inputs.request(
+            prompt, params, request_id=self._next_id(), arrival_s=self._front.clock.now_s()
+        )
+        return prompt.text, message
+
+    def _beam_run(self, prompt: PreparedPrompt, params: BeamSearchParams) -> BeamRun:
+        return BeamRun(
+            prompt,
+            params,
+            self._beam_limits,
+            self._front.inputs,
+            request_id=self._next_id(),
+            arrival_s=self._front.clock.now_s(),
+        )
+
+    def _next_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests - 1)
+
+    def _search_round(self, runs: Sequence[BeamRun]) -> bool:
+        """One more token for every beam of every search; False when all are over."""
+        wanted = [run.wanted(self._front.clock.now_s()) for run in runs]
+        outputs = iter(self._run([(None, message) for messages in wanted for message in messages], is_counted=False))
+        for run, messages in zip(runs, wanted, strict=True):
+            if messages:
+                run.take([next(outputs) for _ in messages], self._front.clock.now_s())
+        return any(wanted)
+
+    def _run(
+        self,
+        requests: Sequence[tuple[str | None, AddRequest]],
+        on_update: OnUpdate | None = None,
+        *,
+        is_counted: bool = True,
+    ) -> list[RequestOutput]:
+        run = _Run(on_update)
+        try:
+            for text, message in requests:
+                run.kinds[message.request_id] = message.params.output_kind
+                self._front.add(message, text, run.deliver, is_counted=is_counted)
+            while not run.is_over:
+                self._front.wait()
+        finally:
+            run.on_update = None
+            self._front.abort(run.kinds)
+        if run.error is not None:
+            raise run.error
+        return [run.output(message.request_id) for _, message in requests]
 
 
 class _Run:
-    """The outputs of one `generate`. Mutable; owned by it."""
+    """The outputs of one batch of requests. Mutable; owned by the call that runs it."""
 
     def __init__(self, on_update: OnUpdate | None) -> None:
         self.kinds: dict[str, OutputKind] = {}
-        self.outputs: dict[str, RequestOutput] = {}
         self.error: Exception | None = None
         self.on_update = on_update
+        self._outputs: dict[str, list[RequestOutput]] = {}  # with DELTA all of them, else the latest
         self._num_finished = 0
 
     @property
     def is_over(self) -> bool:
         return self.error is not None or self._num_finished == len(self.kinds)
 
+    def output(self, request_id: str) -> RequestOutput:
+        return join_deltas(self._outputs[request_id])
+
     def deliver(self, news: RequestOutput | Exception) -> None:
         if isinstance(news, Exception):
             self.error = self.error or news
             return
-        earlier = self.outputs.get(news.request_id)
-        kind = self.kinds[news.request_id]
-        self.outputs[news.request_id] = merge_outputs(earlier, news, kind) if earlier else news
+        outputs = self._outputs.setdefault(news.request_id, [])
+        if self.kinds[news.request_id] is not OutputKind.DELTA:
+            outputs.clear()
+        outputs.append(news)
         self._num_finished += news.finished
         if self.on_update is not None and self.error is None:
             try:
                 self.on_update(news)
             except Exception as error:  # the caller's own: it goes back to the caller
                 self.error = error
+
+
+def at_index(prepare: Callable[[], T], index: int, count: int) -> T:
+    """What `prepare` makes of one prompt; where there are several, its error says which one it was.
+
+    Raises:
+        RequestError: the prompt is wrong.
+    """
+    try:
+        return prepare()
+    except RequestError as error:
+        if count == 1 or error.param != "prompt":
+            raise
+        raise RequestError(f"prompts[{index}]: {error}", param=error.param, code=error.code) from None

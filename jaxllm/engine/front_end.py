@@ -3,65 +3,49 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-
-import msgspec
+from collections.abc import Callable, Iterable
 
 from jaxllm.engine.clock import Clock, MonotonicClock
-from jaxllm.engine.core import EngineCore
-from jaxllm.engine.core_thread import CoreThread
+from jaxllm.engine.cores import Cores
 from jaxllm.engine.inputs import InputProcessor
 from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, Shutdown, StepDeltas, ToFrontEnd
-from jaxllm.engine.outputs import Deliver, OutputProcessor
+from jaxllm.engine.open_request import Deliver
+from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.engine.parts import EngineParts
-from jaxllm.engine.transport import InProcessTransport
-from jaxllm.engine.watchdog import Heartbeat, Watchdog
+from jaxllm.engine.siblings import split_siblings
 from jaxllm.errors import EngineDead, RequestError
-from jaxllm.metrics.stats import EngineStats, NoObserver, Observer
+from jaxllm.metrics.stats import EngineStats, FinishedRequest, NoObserver, Observer
 
 _log = logging.getLogger("jaxllm.engine")
 
-_JOIN_S = 10.0  # how long closing waits for a core that is alive
-_JOIN_DEAD_S = 1.0  # and for one that failed (releasing the device) or froze (for ever)
-
 
 class FrontEnd:
-    """Open requests, the core thread and the watchdog. Mutable; owned by one engine and one thread.
+    """Open requests and the cores that run them. Mutable; owned by one engine and one thread.
 
     How a request ends, one rule everywhere: `deliver` gets exactly one finished `RequestOutput`
-    ("stop", "length" or "abort"), or one exception: `EngineDead` once the core has failed, frozen
+    ("stop", "length" or "abort"), or one exception: `EngineDead` once a core has failed, frozen
     or died (also in the middle of a stream), `RequestError` or `CapacityError` when the core
     refuses the request.
     """
 
     def __init__(self, parts: EngineParts, observer: Observer | None = None, clock: Clock | None = None) -> None:
         self.clock = clock or MonotonicClock()
-        self.transport = InProcessTransport()
         self.inputs = InputProcessor(
             parts.tokenizer,
             max_model_len=parts.max_model_len,
             vocab_size=parts.vocab_size,
             eos_ids=parts.eos_ids,
             seed=parts.seed,
+            max_logprobs=parts.max_logprobs,
+            processor_names=parts.processor_names,
         )
-        self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver())
-        heartbeat = Heartbeat(self.clock)
-        core = EngineCore(
-            parts.executor,
-            parts.scheduler,
-            parts.kv,
-            self.clock,
-            async_scheduling=parts.async_scheduling,
-            heartbeat=heartbeat,
-        )
-        self._thread = CoreThread(core, self.transport, heartbeat)
-        self._watchdog = Watchdog(heartbeat, self._thread.is_alive, parts.watchdog_s)
-        self._core_stats = core.stats()
+        self._cores = Cores(parts, self.clock)
+        self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all))
         self._count_compilations = parts.compilations_after_ready
         self._serial = 0
         self._dead: str | None = None
         self._closed = False
-        self._thread.start()
+        self._cores.start()
 
     @property
     def num_open(self) -> int:
@@ -69,10 +53,15 @@ class FrontEnd:
 
     @property
     def watch_interval_s(self) -> float:
-        return self._watchdog.interval_s
+        return self._cores.watch_interval_s
 
-    def add(self, message: AddRequest, prompt: str | None, deliver: Deliver) -> None:
+    def is_open(self, request_id: str) -> bool:
+        return self._outputs.is_open(request_id)
+
+    def add(self, message: AddRequest, prompt: str | None, deliver: Deliver, *, is_counted: bool = True) -> None:
         """Accept a request under the caller's own id, `message.request_id`.
+
+        All its sequences go to one core, where they share the prompt: the one with the fewest to run.
 
         Raises:
             RequestError: a request of this id is open.
@@ -81,35 +70,52 @@ class FrontEnd:
         self.check_alive()
         request_id = message.request_id
         if self._outputs.is_open(request_id):
-            raise RequestError(
-                f"request_id={request_id!r} is in use by a request that has not ended; accepted: an unused id",
-                param="request_id",
-            )
+            raise id_in_use(request_id)
         # The core never sees an id twice, so what it still sends for an ended request cannot be
         # taken for news of a later request of the same name.
         self._serial += 1
-        message = msgspec.structs.replace(message, request_id=f"{request_id}#{self._serial}")
-        self._outputs.open(message, request_id, prompt, deliver)
-        self.transport.to_core.put(message)
-        self.watch()  # with a request open, the watchdog may count on being asked again
+        siblings = split_siblings(message, f"{request_id}#{self._serial}")
+        core_ids = [sibling.request_id for sibling in siblings]
+        loads = self._outputs.loads
+        core = loads.index(min(loads))
+        self._outputs.open(message, core_ids, prompt, deliver, core=core, is_counted=is_counted)
+        self._cores.send(core, *siblings)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now, wherever they are; unknown and ended ones are ignored."""
-        self._drop_in_core(self._outputs.abort(request_ids, self.clock.now_s()))
+        for core, core_ids in self._outputs.abort(request_ids, self.clock.now_s()).items():
+            self._drop(core, core_ids)
+
+    def count(self, request: FinishedRequest | None) -> None:
+        """Count a request that ran as many others, each added with `is_counted` false; None: it was refused."""
+        if request is not None:
+            self._outputs.count(request)
 
     def pump(self) -> None:
-        """Deliver everything the core has sent."""
+        """Deliver everything the cores have sent."""
         try:
-            for message in self.transport.to_front.take():
-                self._take_in(message)
+            for number, core in enumerate(self._cores.all):
+                for message in core.transport.to_front.take():
+                    self._take_in(number, message)
         except Exception as error:  # messages may be lost now: better every request ends than one hangs
             _log.error("the front end failed", exc_info=error)
             self._die(f"the front end failed: {type(error).__name__}: {error}")
 
+    def wait(self) -> None:
+        """Sleep until there is something to deliver, and deliver it; now and then ask the watchdog."""
+        if self._cores.wait(self.watch_interval_s):
+            self.pump()
+        else:
+            self.watch()
+
+    def wake_with(self, on_first: Callable[[], None]) -> None:
+        """Call `on_first`, in a core's thread, whenever there is something to `pump` after there was nothing."""
+        self._cores.wake_with(on_first)
+
     def watch(self) -> None:
         """Ask the watchdog; a dead core ends every open request."""
         if self._dead is None and not self._closed:
-            verdict = self._watchdog.verdict(asks_again=self.num_open > 0)
+            verdict = self._cores.verdict(asks_again=self.num_open > 0)
             if verdict is not None:
                 self.pump()  # it may have said why
                 self._die(verdict)
@@ -124,39 +130,46 @@ class FrontEnd:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            core=self._core_stats,
+            core=self._cores.stats(),
             totals=self._outputs.totals.copy(),
             num_open_requests=self._outputs.num_open,
             compilations_after_ready=self._count_compilations() if self._count_compilations else 0,
         )
 
     def shut_down(self) -> None:
-        """Abort what is open and tell the core to leave; does not wait."""
+        """Abort what is open and tell the cores to leave; does not wait."""
         if not self._closed:
             self._outputs.abort_all(self.clock.now_s())
             self._closed = True
-            self.transport.to_core.put(Shutdown())
+            self._cores.send_all(Shutdown())
 
     def join(self) -> bool:
-        """Wait for the core to leave; False if it has not, because it is frozen."""
-        return self._thread.join(_JOIN_S if self._dead is None else _JOIN_DEAD_S)
+        """Wait for the cores to leave; False if one has not, because it is frozen."""
+        return self._cores.join(dead=self._dead is not None)
 
-    def _take_in(self, message: ToFrontEnd) -> None:
+    def _take_in(self, number: int, message: ToFrontEnd) -> None:
         if self._dead is not None:
             return  # a frozen core that came back: its requests have ended
         match message:
             case StepDeltas():
-                self._core_stats = message.stats
-                self._drop_in_core(self._outputs.process(message, self.clock.now_s()))
+                self._cores.all[number].stats = message.stats
+                self._drop(number, self._outputs.process(message, self.clock.now_s()))
             case CoreFailed():
                 self._die(message.message)
 
-    def _drop_in_core(self, core_ids: list[str]) -> None:
+    def _drop(self, core: int, core_ids: list[str]) -> None:
         if core_ids:
-            self.transport.to_core.put(AbortRequests(tuple(core_ids)))
+            self._cores.send(core, AbortRequests(tuple(core_ids)))
 
     def _die(self, message: str) -> None:
         if self._dead is None:
             self._dead = message
             self._outputs.fail_all(message, self.clock.now_s())
-            self.transport.to_core.put(Shutdown())  # should a frozen core ever come back
+            self._cores.send_all(Shutdown())  # should a frozen core ever come back
+
+
+def id_in_use(request_id: str) -> RequestError:
+    return RequestError(
+        f"request_id={request_id!r} is in use by a request that has not ended; accepted: an unused id",
+        param="request_id",
+    )

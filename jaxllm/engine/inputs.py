@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxllm.engine import checks
+from jaxllm.engine.bad_words import bad_word_ids
 from jaxllm.engine.messages import AddRequest
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shown
 from jaxllm.tokenizer.base import Tokenizer
-from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams, check_served, sampling_fields
+from jaxllm.types.sampling import SamplingParams, check_served, sampling_fields
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -39,30 +41,56 @@ Prompt = str | TextPrompt | TokensPrompt
 class PreparedPrompt:
     text: str | None
     token_ids: tuple[int, ...]
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class InputProcessor:
     """Turns prompts and parameters into `AddRequest`. `tokenize` may run in any thread."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int, eos_ids: frozenset[int], seed: int
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        seed: int,
+        max_logprobs: int = 20,
+        processor_names: Sequence[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._seeds = random.Random(seed)
+        self._max_logprobs = max_logprobs
+        self._processor_names = tuple(processor_names)
 
-    def tokenize(self, prompt: Prompt) -> PreparedPrompt:
-        """Raises: RequestError: empty, too long, or not ids of this model's vocabulary."""
+    def tokenize(self, prompt: Prompt, params: SamplingParams | None = None) -> PreparedPrompt:
+        """The ids of a prompt, cut as `params` say, and of the words that they ban.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or not ids of this model's vocabulary; or a
+                bad word is no good.
+        """
         if isinstance(prompt, str):
             prompt = TextPrompt(prompt)
-        if isinstance(prompt, TextPrompt):
-            prepared = PreparedPrompt(prompt.text, self._encode(prompt))
-        else:
-            prepared = PreparedPrompt(prompt.text, self._checked_ids(prompt.token_ids))
-        self._check_length(len(prepared.token_ids))
-        return prepared
+        ids = self._encode(prompt) if isinstance(prompt, TextPrompt) else self._checked_ids(prompt.token_ids)
+        if params is not None and params.truncate_prompt_tokens is not None:
+            ids = ids[-self._num_kept(params) :]
+        self._check_length(len(ids), params)
+        bad_words = self._bad_words(params) if params is not None and params.bad_words else ()
+        return PreparedPrompt(prompt.text, ids, bad_words)
+
+    def check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]] = ()) -> None:
+        """Raises: RequestError: a parameter is not served, or means nothing for this model."""
+        check_served(params)
+        checks.check_vocabulary(params, self._vocab_size)
+        checks.check_held_back(params, self._eos_ids)
+        checks.check_allowed(params, self._eos_ids, bad_words)
+        checks.check_num_logprobs(params, self._max_logprobs)
+        checks.check_num_sequences(params)
+        checks.check_extra_args(params, self._processor_names)
 
     def request(
         self,
@@ -74,9 +102,12 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AddRequest:
-        """Raises: RequestError: a parameter is not served, or means nothing for this model."""
-        check_served(params)
-        self._check_stops(params)
+        """`prompt` is what `tokenize` made with the same `params`.
+
+        Raises:
+            RequestError: a parameter is not served, or means nothing for this model.
+        """
+        self.check(params, prompt.bad_word_ids)
         _check_salt(cache_salt)
         if not _is_int(priority):
             raise RequestError(f"priority={priority!r} is not an integer", param="priority")
@@ -88,6 +119,7 @@ class InputProcessor:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             priority=priority,
             cache_salt=cache_salt,
+            bad_word_ids=prompt.bad_word_ids,
         )
 
     def _encode(self, prompt: TextPrompt) -> tuple[int, ...]:
@@ -106,7 +138,21 @@ class InputProcessor:
         ids = tuple(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens))
         if not ids:
             raise RequestError("prompt has no tokens; accepted: text of at least one token", param="prompt")
+        if max(ids) >= self._vocab_size:  # a tokenizer with more tokens than its model
+            raise RequestError(
+                f"prompt holds the token {self._tokenizer.token(max(ids))!r}, which this model does not know; "
+                f"accepted: text of tokens 0 to {self._vocab_size - 1}",
+                param="prompt",
+            )
         return ids
+
+    def _encode_word(self, text: str) -> list[int]:
+        text.encode()  # half a surrogate pair is an error, whatever the tokenizer thinks of it
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        found = bad_word_ids(params.bad_words, self._encode_word)
+        return tuple(ids for ids in found if max(ids) < self._vocab_size)  # others cannot come out anyway
 
     def _checked_ids(self, token_ids: Sequence[Any]) -> tuple[int, ...]:
         ids = tuple(token_ids)
@@ -115,43 +161,55 @@ class InputProcessor:
         for position, token_id in enumerate(ids):
             if not _is_int(token_id) or not 0 <= token_id < self._vocab_size:
                 raise RequestError(
-                    f"prompt token id {token_id!r} at position {position} is not in the vocabulary; "
+                    f"prompt token id {shown(token_id)} at position {position} is not in the vocabulary; "
                     f"accepted: integers from 0 to {self._vocab_size - 1}",
                     param="prompt",
                 )
         return ids
 
-    def _check_length(self, num_tokens: int) -> None:
-        if num_tokens >= self._max_model_len:
+    def _num_kept(self, params: SamplingParams) -> int:
+        """Tokens that truncate_prompt_tokens keeps of a prompt, counted from its end."""
+        asked = params.truncate_prompt_tokens or 0
+        room = self._max_model_len - max(1, params.max_tokens or 1)
+        count = room if asked == -1 else asked
+        if count >= 1:
+            return count
+        if asked == -1:
+            raise RequestError(
+                f"truncate_prompt_tokens=-1 leaves no room for a prompt beside max_tokens={params.max_tokens}; "
+                f"accepted: max_tokens of at most {self._max_model_len - 1}",
+                param="max_tokens",
+            )
+        message = "truncate_prompt_tokens=0 leaves no prompt; accepted: at least 1, or -1: as much as leaves room"
+        raise RequestError(message, param="truncate_prompt_tokens")
+
+    def _check_length(self, num_tokens: int, params: SamplingParams | None) -> None:
+        scores_only = params is not None and params.max_tokens == 0
+        most = self._max_model_len if scores_only else self._max_model_len - 1
+        if num_tokens > most:
             raise RequestError(
                 f"the prompt has {num_tokens} tokens and this model's maximum context length is "
                 f"{self._max_model_len} tokens, prompt and output together; accepted: prompts of at most "
-                f"{self._max_model_len - 1} tokens",
+                f"{most} tokens",
                 param="prompt",
                 code="context_length_exceeded",
             )
 
-    def _check_stops(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids:
-            if token_id >= self._vocab_size:
-                raise RequestError(
-                    f"stop_token_ids holds {token_id}, which is not in the vocabulary; "
-                    f"accepted: integers from 0 to {self._vocab_size - 1}",
-                    param="stop_token_ids",
-                )
-        forbidden = self._eos_ids.union(params.stop_token_ids)
-        if params.min_tokens and len(forbidden) > MAX_FORBIDDEN:
-            raise RequestError(
-                f"min_tokens={params.min_tokens} has to hold back {len(forbidden)} stop and end-of-sequence ids; "
-                f"accepted: at most {MAX_FORBIDDEN} such ids",
-                param="min_tokens",
-            )
-
     def _clamped(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """`max_tokens` (None: all that fits) and `min_tokens` cut to the room after the prompt."""
+        """`max_tokens` (None: all that fits) and `min_tokens` cut to the room after the prompt, counts to V."""
         room = self._max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+        wanted: dict[str, int | None] = {
+            "max_tokens": max_tokens,
+            "min_tokens": min(params.min_tokens, max_tokens),
+            "logprobs": self._at_most_vocabulary(params.logprobs),
+            "prompt_logprobs": self._at_most_vocabulary(params.prompt_logprobs),
+        }
+        changed = {name: value for name, value in wanted.items() if value != getattr(params, name)}
+        return replace(params, **changed) if changed else params
+
+    def _at_most_vocabulary(self, count: int | None) -> int | None:
+        return None if count is None else min(count, self._vocab_size)
 
 
 def _is_int(value: object) -> bool:
@@ -160,7 +218,7 @@ def _is_int(value: object) -> bool:
 
 def _check_salt(cache_salt: object) -> None:
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-        raise RequestError(f"cache_salt={cache_salt!r}; accepted: a non-empty string", param="cache_salt")
+        raise RequestError(f"cache_salt={shown(cache_salt)}; accepted: a non-empty string", param="cache_salt")
 
 
 def served_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,139 +1,18 @@
-"""From token ids to what callers see: safe text, stop strings, usage, moments."""
+"""All open requests: what the core sends becomes what callers get, and is counted once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
+from jaxllm.engine.logprobs import TokenTexts
 from jaxllm.engine.messages import AddRequest, ErrorKind, RequestFailure, StepDeltas, TokenDelta
+from jaxllm.engine.open_request import Deliver, OpenRequest, OpenSequence
 from jaxllm.errors import CapacityError, EngineDead, RequestError
 from jaxllm.metrics.stats import FinishedRequest, Observer, RequestTotals
 from jaxllm.tokenizer.base import Tokenizer
-from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
-from jaxllm.tokenizer.stops import StopMatcher
-from jaxllm.types.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxllm.types.request import FinishReason
-from jaxllm.types.sampling import OutputKind, SamplingParams
 
-Deliver = Callable[[RequestOutput | Exception], None]
-
-
-class RequestText:
-    """The text of one request as its ids come in. Mutable; owned by its `OpenRequest`.
-
-    Stop strings are looked for in the text of the tokens after the first `min_tokens`.
-    """
-
-    __slots__ = ("_detokenizer", "_has_stops", "_matcher", "_unchecked_tokens", "matched", "text")
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer: IncrementalDetokenizer | None = None
-        if params.detokenize:
-            self._detokenizer = IncrementalDetokenizer(
-                tokenizer, params.skip_special_tokens, params.spaces_between_special_tokens
-            )
-        self._has_stops = bool(params.stop)
-        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
-        self._unchecked_tokens = params.min_tokens
-        self.text = ""
-        self.matched: str | None = None
-
-    def push(self, token_id: int) -> None:
-        if self._detokenizer is None:
-            return
-        text = self._detokenizer.push((token_id,))
-        if self._unchecked_tokens > 0:
-            self._unchecked_tokens -= 1
-            self.text += text
-        else:
-            self._check(text)
-
-    def finish(self) -> None:
-        """No more ids: show what was held back, unless a stop string already ended the text."""
-        if self._detokenizer is None or self.matched is not None:
-            return
-        self._check(self._detokenizer.finish())
-        if self.matched is None:
-            self.text += self._matcher.finish()
-
-    def _check(self, text: str) -> None:
-        if self._has_stops:
-            text, self.matched = self._matcher.push(text)
-        self.text += text
-
-
-class OpenRequest:
-    """One request between acceptance and its end. Mutable; owned by the `OutputProcessor`."""
-
-    def __init__(self, message: AddRequest, request_id: str, prompt: str | None, text: RequestText) -> None:
-        self.request_id = request_id
-        self.core_id = message.request_id
-        self.prompt = prompt
-        self.prompt_ids = message.prompt_ids
-        self.params = message.params
-        self.arrival_s = message.arrival_s
-        self.token_ids: list[int] = []
-        self.text = text
-        self.num_cached = 0
-        self.scheduled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self.finished_s: float | None = None
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self._shown_tokens = 0
-        self._shown_chars = 0
-
-    def push(self, delta: TokenDelta) -> int:
-        """Take in the ids of a step; returns how many count (those after a stop string do not)."""
-        before = len(self.token_ids)
-        for token_id in delta.token_ids:
-            self.token_ids.append(token_id)
-            self.text.push(token_id)
-            if self.text.matched is not None:
-                break
-        if self.text.matched is not None:
-            self.finish(FinishReason.STOP, self.text.matched)
-        elif delta.finish_reason is not None:
-            self.finish(delta.finish_reason, delta.stop_reason)
-        return len(self.token_ids) - before
-
-    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        self.finish_reason, self.stop_reason = reason, stop_reason
-        self.text.finish()
-        if self.text.matched is not None:  # only the last, unfinished character completed it
-            self.finish_reason, self.stop_reason = FinishReason.STOP, self.text.matched
-
-    def is_due(self) -> bool:
-        """Whether the caller should hear of it now: the first and last tokens at once, others by interval."""
-        if self.finish_reason is not None:
-            return True
-        if self.params.output_kind is OutputKind.FINAL_ONLY:
-            return False
-        fresh = len(self.token_ids) - self._shown_tokens
-        return fresh >= (self.params.stream_interval or 1) or (self._shown_tokens == 0 and fresh > 0)
-
-    def output(self) -> RequestOutput:
-        """What the caller gets now; marks it as shown."""
-        is_delta = self.params.output_kind is OutputKind.DELTA
-        completion = CompletionOutput(
-            index=0,
-            text=self.text.text[self._shown_chars :] if is_delta else self.text.text,
-            token_ids=tuple(self.token_ids[self._shown_tokens :] if is_delta else self.token_ids),
-            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
-            stop_reason=self.stop_reason,
-        )
-        self._shown_tokens, self._shown_chars = len(self.token_ids), len(self.text.text)
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_ids,
-            outputs=(completion,),
-            finished=self.finish_reason is not None,
-            num_cached_tokens=self.num_cached,
-            num_generated_tokens=len(self.token_ids),
-            metrics=RequestMetrics(self.arrival_s, self.first_token_s, self.finished_s),
-        )
+CoreIds = dict[int, list[str]]  # sequences that a core must drop, by the core's number
 
 
 class OutputProcessor:
@@ -143,125 +22,186 @@ class OutputProcessor:
     to its `deliver`. What the core still sends for an ended request is ignored.
     """
 
-    def __init__(self, tokenizer: Tokenizer, observer: Observer) -> None:
+    def __init__(self, tokenizer: Tokenizer, observer: Observer, num_cores: int = 1) -> None:
         self._tokenizer = tokenizer
         self._observer = observer
-        self._open: dict[str, tuple[OpenRequest, Deliver]] = {}
-        self._core_ids: dict[str, str] = {}
+        self._texts = TokenTexts(tokenizer)
+        self._open: dict[str, OpenRequest] = {}  # by the callers' ids
+        self._sequences: dict[str, OpenSequence] = {}  # those not ended, by the cores' ids
         self.totals = RequestTotals()
+        self.loads = [0] * num_cores  # sequences not ended, by core
 
     @property
     def num_open(self) -> int:
         return len(self._open)
 
     def is_open(self, request_id: str) -> bool:
-        return request_id in self._core_ids
+        return request_id in self._open
 
-    def open(self, message: AddRequest, request_id: str, prompt: str | None, deliver: Deliver) -> None:
-        """`message.request_id` is the id between front end and core; `request_id` the caller's."""
-        text = RequestText(self._tokenizer, message.params)
-        request = OpenRequest(message, request_id, prompt, text)
-        self._open[message.request_id] = (request, deliver)
-        self._core_ids[request_id] = message.request_id
+    def open(
+        self,
+        message: AddRequest,
+        core_ids: Iterable[str],
+        prompt: str | None,
+        deliver: Deliver,
+        *,
+        core: int = 0,
+        is_counted: bool = True,
+    ) -> None:
+        """Take in a request under the caller's id, whose sequences the core at number `core` knows as `core_ids`."""
+        request = OpenRequest(message, tuple(core_ids), prompt, deliver, self._tokenizer, self._texts)
+        request.core, request.is_counted = core, is_counted
+        self._open[request.request_id] = request
+        self._sequences.update((sequence.core_id, sequence) for sequence in request.sequences)
+        self.loads[core] += len(request.sequences)
 
     def process(self, step: StepDeltas, now_s: float) -> list[str]:
-        """Deliver a step's news; returns the core ids that the core must drop: it does not know they ended."""
+        """Deliver a step's news; returns the sequences that the core must drop: it does not know they ended.
+
+        A request hears of all its sequences at once.
+        """
         if step.num_scheduled_tokens:
             self._observer.step(step.num_scheduled_tokens)
-        return [delta.request_id for delta in step.deltas if self._process_one(delta, now_s)]
+        dropped: list[str] = []
+        several: dict[str, OpenRequest] = {}
+        for delta in step.deltas:
+            sequence = self._sequences.get(delta.request_id)
+            if sequence is None:
+                continue
+            request = sequence.request
+            if not self._take_in(sequence, delta, dropped, now_s):
+                several.pop(request.request_id, None)
+            elif len(request.sequences) > 1:
+                several[request.request_id] = request
+            elif request.is_due():
+                request.deliver(request.output())
+        for request in several.values():
+            if request.is_due():
+                request.deliver(request.output())
+        return dropped
 
-    def abort(self, request_ids: Iterable[str], now_s: float) -> list[str]:
-        """End requests by the callers' ids, unknown ones ignored; returns their core ids."""
-        core_ids = [self._core_ids[request_id] for request_id in request_ids if request_id in self._core_ids]
-        for core_id in core_ids:
-            request, deliver = self._open[core_id]
-            request.finish(FinishReason.ABORT)
-            request.finish_reason = FinishReason.ABORT  # also when the flushed text held a stop string
+    def abort(self, request_ids: Iterable[str], now_s: float) -> CoreIds:
+        """End requests by the callers' ids, unknown ones ignored; returns what the cores must drop."""
+        dropped: CoreIds = {}
+        for request_id in request_ids:
+            request = self._open.get(request_id)
+            if request is None:
+                continue
+            running = self._close_sequences(request)
+            for sequence in running:
+                sequence.abort()
+            dropped.setdefault(request.core, []).extend(sequence.core_id for sequence in running)
             self._end(request, FinishReason.ABORT, now_s)
-            deliver(request.output())
-        return core_ids
+            request.deliver(request.output())
+        return dropped
 
-    def abort_all(self, now_s: float) -> list[str]:
-        return self.abort(list(self._core_ids), now_s)
+    def abort_all(self, now_s: float) -> CoreIds:
+        return self.abort(list(self._open), now_s)
 
     def fail_all(self, message: str, now_s: float) -> None:
         """The engine is dead: end every open request with `EngineDead`."""
-        for core_id in list(self._open):
-            self._fail(core_id, EngineDead(message), now_s)
+        for request in list(self._open.values()):
+            self._fail(request, EngineDead(message), now_s)
 
-    def _process_one(self, delta: TokenDelta, now_s: float) -> bool:
-        entry = self._open.get(delta.request_id)
-        if entry is None:
-            return False
-        if delta.error is not None:
-            self._fail(delta.request_id, _exception(delta.error), now_s)
-            return False
-        request, deliver = entry
+    def count(self, request: FinishedRequest) -> None:
+        """Count a request that ran as many others, which were not counted."""
+        if request.first_token_s is not None:
+            self.totals.prompt_tokens += request.num_prompt_tokens
+            self.totals.cached_prompt_tokens += request.num_cached_tokens
+            self._observer.first_token(request.first_token_s - request.arrival_s)
+        self.totals.generation_tokens += request.num_generation_tokens
+        self.totals.finished[request.reason] += 1
+        self._observer.finished(request)
+
+    def _take_in(self, sequence: OpenSequence, delta: TokenDelta, dropped: list[str], now_s: float) -> bool:
+        """A step's news of one sequence; False if they end its request with an exception."""
+        request = sequence.request
         try:
-            num_new = request.push(delta)
+            if delta.error is not None:
+                raise _exception(delta.error)
+            num_new = sequence.push(delta)
+            if delta.prompt_logprobs is not None and request.prompt_positions is not None:
+                request.prompt_positions.push(delta.prompt_logprobs)
         except Exception as error:  # one request's text must not take the others down
-            self._fail(delta.request_id, error, now_s)
-            return delta.finish_reason is None
-        self._count_tokens(request, delta, num_new, now_s)
-        if request.finish_reason is not None:
-            self._end(request, request.finish_reason, now_s)
-        if request.is_due():
-            deliver(request.output())
-        return request.finish_reason is not None and delta.finish_reason is None
+            running = self._fail(request, error, now_s)
+            has_ended = delta.error is not None or delta.finish_reason is not None
+            dropped += [each.core_id for each in running if each is not sequence or not has_ended]
+            return False
+        self._count_tokens(sequence, delta, num_new, now_s)
+        if sequence.finish_reason is not None:
+            del self._sequences[sequence.core_id]
+            self.loads[request.core] -= 1
+            request.num_running -= 1
+            if delta.finish_reason is None:
+                dropped.append(sequence.core_id)
+            if request.num_running == 0:
+                self._end(request, sequence.finish_reason, now_s)
+        return True
 
-    def _count_tokens(self, request: OpenRequest, delta: TokenDelta, num_new: int, now_s: float) -> None:
-        request.scheduled_s = delta.scheduled_s
-        if not num_new:
-            return
-        self.totals.generation_tokens += num_new
+    def _count_tokens(self, sequence: OpenSequence, delta: TokenDelta, num_new: int, now_s: float) -> None:
+        request = sequence.request
+        if request.scheduled_s is None:
+            request.scheduled_s = delta.scheduled_s
+        if not request.has_counted_prompt and (num_new or delta.finish_reason is not None):
+            request.has_counted_prompt = True
+            request.num_cached = delta.num_cached if sequence.index == 0 else 0  # the others share its pages
+            if request.is_counted:
+                self.totals.prompt_tokens += len(request.prompt_ids)
+                self.totals.cached_prompt_tokens += request.num_cached
+        if num_new:
+            self._count_output(sequence, num_new, now_s)
+
+    def _count_output(self, sequence: OpenSequence, num_new: int, now_s: float) -> None:
+        request = sequence.request
+        if request.is_counted:
+            self.totals.generation_tokens += num_new
+            if request.first_token_s is None:
+                self._observer.first_token(now_s - request.arrival_s)
+            if sequence.last_token_s is not None:
+                self._observer.inter_token(now_s - sequence.last_token_s)
         if request.first_token_s is None:
             request.first_token_s = now_s
-            request.num_cached = delta.num_cached
-            self.totals.prompt_tokens += len(request.prompt_ids)
-            self.totals.cached_prompt_tokens += delta.num_cached
-            self._observer.first_token(now_s - request.arrival_s)
-        elif request.last_token_s is not None:
-            self._observer.inter_token(now_s - request.last_token_s)
-        request.last_token_s = now_s
+        request.last_token_s = sequence.last_token_s = now_s
 
-    def _fail(self, core_id: str, error: Exception, now_s: float) -> None:
-        request, deliver = self._open[core_id]
+    def _fail(self, request: OpenRequest, error: Exception, now_s: float) -> list[OpenSequence]:
+        """End a request with an exception; returns its sequences that had not ended."""
+        running = self._close_sequences(request)
         if isinstance(error, (RequestError, CapacityError)):
-            self._forget(request)  # refused, never accepted: no request to count
+            del self._open[request.request_id]  # refused, never accepted: no request to count
         else:
             self._end(request, FinishReason.ERROR, now_s)
-        deliver(error)
+        request.deliver(error)
+        return running
+
+    def _close_sequences(self, request: OpenRequest) -> list[OpenSequence]:
+        running = [s for s in request.sequences if self._sequences.pop(s.core_id, None) is not None]
+        self.loads[request.core] -= len(running)
+        request.num_running = 0
+        return running
 
     def _end(self, request: OpenRequest, reason: FinishReason, now_s: float) -> None:
-        self._forget(request)
+        del self._open[request.request_id]
         request.finished_s = now_s
+        if not request.is_counted:
+            return
         self.totals.finished[reason.value] += 1
+        lengths = [len(sequence.token_ids) for sequence in request.sequences]
         self._observer.finished(
             FinishedRequest(
                 reason=reason.value,
                 num_prompt_tokens=len(request.prompt_ids),
-                num_generation_tokens=len(request.token_ids),
+                num_generation_tokens=sum(lengths),
                 max_tokens=request.params.max_tokens,
                 arrival_s=request.arrival_s,
                 scheduled_s=request.scheduled_s,
                 first_token_s=request.first_token_s,
                 last_token_s=request.last_token_s,
                 finished_s=now_s,
+                num_sequences=len(lengths),
+                longest_generation_tokens=max(lengths) if len(lengths) > 1 else None,
+                num_cached_tokens=request.num_cached,
             )
         )
-
-    def _forget(self, request: OpenRequest) -> None:
-        del self._open[request.core_id]
-        del self._core_ids[request.request_id]
-
-
-def merge_outputs(earlier: RequestOutput, later: RequestOutput, kind: OutputKind) -> RequestOutput:
-    """One output in place of two that the caller has not read yet."""
-    if kind is not OutputKind.DELTA:
-        return later
-    first, second = earlier.outputs[0], later.outputs[0]
-    joined = replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)
-    return replace(later, outputs=(joined,))
 
 
 def _exception(failure: RequestFailure) -> Exception:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxllm.config.engine import LogprobsMode
 from jaxllm.engine.executor import Executor
 from jaxllm.engine.watchdog import DEFAULT_WATCHDOG_S
 from jaxllm.memory.manager import KVManager
@@ -35,6 +36,7 @@ class EngineParts:
     eos_ids: frozenset[int] = frozenset()  # the ids that end a sequence, as the scheduler knows them
     default_params: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the model's own sampling defaults
     max_logprobs: int = 20  # most log probabilities a request may ask for; -1: the whole vocabulary
+    logprobs_mode: LogprobsMode = "raw_logprobs"  # of what kind they are
     processor_names: tuple[str, ...] = ()  # logits processors that extra_args may name
     seed: int = 0  # of the generator that seeds requests without a seed
     async_scheduling: bool = True

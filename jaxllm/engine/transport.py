@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from jaxllm.engine.messages import ToCore, ToFrontEnd
 
@@ -13,11 +13,14 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A thread-safe queue whose reader takes everything at once and can sleep until there is something."""
+    """A thread-safe queue whose reader takes everything at once and can sleep until there is something.
 
-    def __init__(self) -> None:
+    Mailboxes of one reader may share a condition, so that it can sleep on all of them: see `wait_for_any`.
+    """
+
+    def __init__(self, ready: threading.Condition | None = None) -> None:
         self._messages: deque[T] = deque()
-        self._ready = threading.Condition()
+        self._ready = ready or threading.Condition()
         self._on_first: Callable[[], None] | None = None
 
     def wake_with(self, on_first: Callable[[], None] | None) -> None:
@@ -45,10 +48,21 @@ class Mailbox(Generic[T]):
         with self._ready:
             return self._ready.wait_for(lambda: bool(self._messages), timeout_s)
 
+    def __bool__(self) -> bool:
+        """Whether there is a message."""
+        return bool(self._messages)
+
+
+def wait_for_any(ready: threading.Condition, boxes: Sequence[Mailbox[Any]], timeout_s: float) -> bool:
+    """Sleep until one of the mailboxes that share `ready` has a message; False after `timeout_s` seconds."""
+    with ready:
+        return ready.wait_for(lambda: any(boxes), timeout_s)
+
 
 class InProcessTransport:
     """Both directions. Another transport (sockets between processes) needs the same two ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, front_ready: threading.Condition | None = None) -> None:
+        """`front_ready` wakes a front end that reads from several cores."""
         self.to_core: Mailbox[ToCore] = Mailbox()
-        self.to_front: Mailbox[ToFrontEnd] = Mailbox()
+        self.to_front: Mailbox[ToFrontEnd] = Mailbox(front_ready)

@@ -60,7 +60,7 @@ def test_ignore_eos_runs_to_the_full_length(cli: Cli) -> None:
         (["--prompt", "fine", "--prompt", "x " * 200], "--prompt 2: the prompt has"),
         (["--prompt", "a", "--temperature", "7"], "temperature=7.0"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens=0"),
-        (["--prompt", "a", "--presence-penalty", "1"], "presence_penalty=1.0 is not served yet"),
+        (["--prompt", "a", "--thinking-token-budget", "1"], "thinking_token_budget=1 is not served yet"),
         (["--prompt", "a", "--logit-bias", "{"], "--logit-bias"),
         (["--prompt", "a", "--quantization", "int8"], "quantization='int8' is not served yet"),
         (["--prompt", "a", "--block-size", "0"], "page_size=0"),

@@ -332,8 +332,8 @@ def test_hlt_01_a_thread_that_dies_without_a_word_is_noticed(monkeypatch: pytest
         async with serving(executor, replace(ROOMY, watchdog_s=0.4)) as engine:
             stream = engine.stream("abc", DELTA, request_id="a")
             await anext(stream)
-            monkeypatch.setattr(engine._front._thread._core, "step", exit_quietly)
-            monkeypatch.setattr(engine._front._thread._core, "fail", lambda message: ())
+            monkeypatch.setattr(engine._front._cores.all[0].thread._core, "step", exit_quietly)
+            monkeypatch.setattr(engine._front._cores.all[0].thread._core, "fail", lambda message: ())
             with pytest.raises(EngineDead, match="thread died"):
                 async for _ in stream:
                     pass
@@ -371,14 +371,14 @@ def test_the_core_sleeps_when_idle() -> None:
             await collect(engine, "a")
             await until(lambda: is_idle(engine))
             turns = 0
-            turn = engine._front._thread._turn
+            turn = engine._front._cores.all[0].thread._turn
 
             def counting_turn() -> bool:
                 nonlocal turns
                 turns += 1
                 return turn()
 
-            engine._front._thread._turn = counting_turn  # type: ignore[method-assign]
+            engine._front._cores.all[0].thread._turn = counting_turn  # type: ignore[method-assign]
             await asyncio.sleep(0.2)
             assert turns == 0
 

@@ -131,7 +131,7 @@ except EngineDead:
 def test_a_default_of_the_model_that_is_not_served_yet_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    parts = replace(make_parts(scripted()), default_params={"temperature": 0.5, "repetition_penalty": 1.1})
+    parts = replace(make_parts(scripted()), default_params={"temperature": 0.5, "thinking_token_budget": 7})
     with Engine(parts) as engine:
         assert engine.default_params == {"temperature": 0.5}
-    assert "repetition_penalty=1.1" in caplog.text
+    assert "thinking_token_budget=7" in caplog.text

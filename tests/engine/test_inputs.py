@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.inputs import MAX_FORBIDDEN, InputProcessor, TextPrompt, TokensPrompt
+from jaxllm.engine.inputs import InputProcessor, TextPrompt, TokensPrompt
 from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
-from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams
 
 VOCAB = 260
 
@@ -77,7 +77,7 @@ def test_bos_is_added_once_and_only_if_asked() -> None:
 
 def test_fields_that_are_not_served_are_refused() -> None:
     with pytest.raises(RequestError, match="not served"):
-        request(make(), n=2)
+        request(make(), thinking_token_budget=2)
 
 
 def test_stop_ids_must_be_in_the_vocabulary() -> None:

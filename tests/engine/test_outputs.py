@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
-from jaxllm.engine.outputs import OutputProcessor, merge_outputs
+from jaxllm.engine.merge import merge_outputs
+from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.metrics.stats import CoreStats, NoObserver
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
@@ -27,7 +28,7 @@ class Caller:
         self.dropped: list[str] = []
         self.processor = OutputProcessor(ByteLevelTokenizer(), NoObserver())
         sampling = SamplingParams(**{"output_kind": OutputKind.DELTA, "max_tokens": 99, **params})  # type: ignore[arg-type]
-        self.processor.open(AddRequest("a#1", (1, 2), sampling, 0.0, 1), "a", "hi", self._deliver)
+        self.processor.open(AddRequest("a", (1, 2), sampling, 0.0, 1), ["a#1"], "hi", self._deliver)
 
     def _deliver(self, news: RequestOutput | Exception) -> None:
         if isinstance(news, Exception):
@@ -152,8 +153,8 @@ def test_what_comes_after_the_end_is_ignored() -> None:
 
 def test_abort_ends_once_with_what_there_is() -> None:
     caller = Caller(stop=("bz",)).feed(b"ab")
-    assert caller.processor.abort(("a", "b"), 2.0) == ["a#1"]
-    assert caller.processor.abort(("a",), 2.0) == []
+    assert caller.processor.abort(("a", "b"), 2.0) == {0: ["a#1"]}
+    assert caller.processor.abort(("a",), 2.0) == {}
     assert "".join(caller.texts) == "ab"
     assert caller.end == ("abort", None)
     assert caller.processor.num_open == 0
@@ -165,8 +166,7 @@ def test_a_fault_in_one_requests_text_ends_that_request_alone() -> None:
             raise ValueError(f"no text for {ids}")
 
     caller = Caller()
-    request, _ = caller.processor._open["a#1"]
-    request.text._detokenizer = Broken(ByteLevelTokenizer())
+    caller.processor._sequences["a#1"].text._detokenizer = Broken(ByteLevelTokenizer())
     caller.feed(b"a")
     assert [type(e) for e in caller.errors] == [ValueError]
     assert caller.dropped == ["a#1"]
