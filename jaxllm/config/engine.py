@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from jaxllm.config.fields import check_settings, setting
 from jaxllm.config.model import ModelConfig
@@ -351,10 +351,17 @@ def _check_paths(config: ServerConfig) -> None:
         raise ConfigError(f"metrics_prefix={config.metrics_prefix!r}; accepted: letters, digits and _, such as vllm")
 
 
+_NO_TEMPLATE_KWARGS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+
+
 def _check_template_kwargs(text: str | None) -> None:
     try:
-        value = {} if text is None else json.loads(text)
+        value: Any = {} if text is None else json.loads(text)
     except ValueError as error:
         raise ConfigError(f"default_chat_template_kwargs={text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"default_chat_template_kwargs={text!r}; accepted: a JSON object")
+    for name in _NO_TEMPLATE_KWARGS & cast("dict[str, Any]", value).keys():
+        raise ConfigError(f"default_chat_template_kwargs sets {name}, which belongs to requests; accepted: other names")

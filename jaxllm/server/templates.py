@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError, RequestError
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from jaxllm.config.engine import ServerConfig
     from jaxllm.tokenizer.chat import ChatTemplate
 
-MAX_TEMPLATE_CHARS = 256 * 1024  # of a request's own template
+MAX_TEMPLATE_CHARS = 32 * 1024  # of a request's own template; compiling takes up to a second at that length
+_NUM_COMPILED = 16  # of them kept: a client sends the same one with each request
 _NUM_THREADS = 2  # templates are Python code: more threads would only take the interpreter from the event loop
 _NO_TEMPLATE = "the model has no chat template; use /v1/completions, or start the server with --chat-template"
 _NOT_TRUSTED = "chat_template in a request is not allowed; accepted: null, or start with --trust-request-chat-template"
@@ -32,6 +34,7 @@ class Templates:
         self._trusts_requests = config.trust_request_chat_template
         self._kwargs: dict[str, Any] = json.loads(config.default_chat_template_kwargs or "{}")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "jaxllm-template")
+        self._compiled = lru_cache(_NUM_COMPILED)(self._compile)
 
     async def render(
         self,
@@ -73,6 +76,9 @@ class Templates:
         if len(source) > MAX_TEMPLATE_CHARS:
             message = f"chat_template has {len(source)} characters; accepted: at most {MAX_TEMPLATE_CHARS}"
             raise RequestError(message, param="chat_template")
+        return self._compiled(source)
+
+    def _compile(self, source: str) -> ChatTemplate:
         from jaxllm.tokenizer.chat import ChatTemplate
 
         try:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
+from types import CodeType
 from typing import Any, NoReturn, cast
 
 from jinja2 import nodes
@@ -33,6 +34,7 @@ MAX_TEXT = 16 * 2**20  # characters of a prompt, or of any string made on the wa
 MAX_ITEMS = 200_000  # of a list, of a range, of the parts of one value written as text
 _MAX_COUNT = 100_000  # a width, an indent, a number of repeats
 _MAX_BITS = 4096  # of an integer
+_MAX_CODE = 400_000  # characters of Python made of a template: Python compiles it while no other thread runs
 
 _WIDE_FIELD = re.compile(r"[%:][^a-zA-Z%\s{}]*\d{6,}")  # a field width in a format string
 _STARRED_FIELD = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a field width taken from an argument
@@ -122,6 +124,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = _own_call("turns", loop.iter)
         _replace_concat(template)
         return template
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        if len(source) > _MAX_CODE:
+            raise TemplateCut("the chat template has too many expressions")
+        return super()._compile(source, filename)
 
     def _bounded_method(
         self, owner: str | bytes | int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
