@@ -49,7 +49,7 @@ def write_folder(gguf_file: Path, folder: Path) -> None:
         metadata, vocab_size=len(weights["model.embed_tokens.weight"]), tied="lm_head.weight" not in weights
     )
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(metadata, folder)
+    write_tokenizer(metadata, folder)
 
 
 def _weights(reader: Any, metadata: dict[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -97,7 +97,7 @@ def _config(metadata: dict[str, Any], *, vocab_size: int, tied: bool) -> dict[st
     }
 
 
-def _write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
+def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     from jaxllm.tokenizer.gguf import build_backend
 
     build_backend(metadata).backend.save(str(folder / "tokenizer.json"))

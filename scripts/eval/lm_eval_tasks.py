@@ -43,7 +43,7 @@ def _numbers(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
     items = []
     for index, row in enumerate(rows):
         right = int(row["answer"].rsplit("####", 1)[1].replace(",", ""))
-        choices = [f" {number}" for number in (right, right + 1, right * 2, right + 10)]
+        choices = [f" {number}" for number in (right, right + 1, right + 100, right * 10 + 7)]
         items.append(_item(f"Question: {row['question']}\nThe answer is", choices, index))
     return items
 
