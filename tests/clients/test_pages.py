@@ -16,7 +16,7 @@ import pytest
 import jaxllm
 from jaxllm.config.checkpoint import resolve_model
 from jaxllm.metrics.prometheus import PrometheusMetrics
-from jaxllm.metrics.stats import EngineStats
+from jaxllm.metrics.stats import CoreStats, EngineStats, RequestTotals
 from jaxllm.server import errors, limits
 from jaxllm.server.app import ROUTES
 from jaxllm.server.schema import ChatRequest, CompletionRequest
@@ -114,7 +114,8 @@ def test_the_api_page_names_every_route() -> None:
 
 
 def test_the_api_page_names_every_metric() -> None:
-    metrics = PrometheusMetrics(EngineStats, model_name="m", max_model_len=16)
+    stats = EngineStats(CoreStats(), RequestTotals())
+    metrics = PrometheusMetrics(lambda: stats, model_name="m", max_model_len=16)
     families = {family.name for family in metrics.registry.collect()}
     own = {name.removeprefix("jaxllm:") for name in families if name.startswith("jaxllm:")}
     assert len(own) > 20
