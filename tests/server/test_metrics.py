@@ -101,7 +101,7 @@ def _open(served: Running, body: Mapping[str, Any]) -> socket.socket:
 def test_met_01_counts_are_exact() -> None:
     """10 end, one of them with n=2, pages are short so that some are preempted; 3 leave; 2 are refused."""
     settings = Settings(num_pages=16, max_num_batched_tokens=16)
-    executor = scripted(default=script("0123456789" * 3, repeat=True), step_s=0.003)
+    executor = scripted(default=script("0123456789" * 3, repeat=True), step_s=0.02)
     with running(executor, settings) as served, ThreadPoolExecutor(10) as threads, ExitStack() as clients:
         with _open(served, {"prompt": "leaver", "max_tokens": 100, "stream": True}) as leaver:
             assert b"data: " in leaver.recv(4096)
