@@ -140,6 +140,7 @@ def _build_scripted(args: EngineArgs, script: str, policy: Any, report: StartupR
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         eos_id=min(checkpoint.eos_ids),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        vocab_size=tokenizer.vocab_size,
     )
     parts = to_parts(replace(args, max_model_len=args.max_model_len or executor.max_model_len), None, "cpu")
     plan = _scripted_plan(parts)

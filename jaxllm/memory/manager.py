@@ -12,6 +12,7 @@ from jaxllm.memory.prefix import PageHasher
 from jaxllm.types.request import Request
 
 NewPages = tuple[tuple[tuple[int, int], ...], ...]  # by group: (index in the page table, page id)
+PageCopies = tuple[tuple[tuple[int, int], ...], ...]  # by group: (from page, to page)
 
 
 @dataclass(slots=True)
@@ -79,6 +80,37 @@ class KVManager:
         request.num_cached = request.num_computed = len(hits[0]) * self.page_size
         return request.num_cached
 
+    def fork(self, request: Request, first: Request) -> PageCopies | None:
+        """Start a request on the prompt of another; None, and no change, if pages are short.
+
+        `first` has the same prompt of P tokens, computed before the step that is being planned. All
+        full pages below position P - 1 are shared. The page of that position is the request's own,
+        and if other tokens of the prompt stand in it, it is to be copied before the step. The last
+        prompt token is left to compute, since its logits are wanted.
+        """
+        if request.pages:
+            raise RuntimeError(f"request {request.request_id} holds pages already")
+        num_kept = request.num_prompt_tokens - 1
+        num_shared, num_partial = divmod(num_kept, self.page_size)
+        if any(
+            rules.num_pages(num_kept + 1) - num_shared > pool.num_free
+            for rules, pool in zip(self._rules, self._pools, strict=True)
+        ):
+            return None
+        request.pages = [pages[:num_shared] for pages in first.pages]
+        for pool, pages in zip(self._pools, request.pages, strict=True):
+            pool.share(pages)
+        record = self._record(request)
+        if not record.digests:
+            record.digests = self._record(first).digests[:num_shared]
+        self.grow(request, num_kept + 1)
+        request.num_cached = request.num_computed = num_kept
+        if num_partial == 0:
+            return self._no_pages
+        return tuple(
+            ((pages[num_shared], own[num_shared]),) for pages, own in zip(first.pages, request.pages, strict=True)
+        )
+
     def grow(self, request: Request, num_tokens: int) -> NewPages | None:
         """Make room for `num_tokens` tokens in all; None, and no change, if pages are short."""
         if request.pages and num_tokens <= len(request.pages[0]) * self.page_size:
@@ -106,7 +138,8 @@ class KVManager:
         self._hasher.extend(request, record.digests, num_full)
         for pool, pages in zip(self._pools, request.pages, strict=True):
             for index in range(record.num_indexed, num_full):
-                pool.index(pages[index], record.digests[index])
+                if not pool.is_indexed(pages[index]):  # a sibling that shares the page may have been here first
+                    pool.index(pages[index], record.digests[index])
         record.num_indexed = num_full
 
     def release(self, request: Request) -> None:

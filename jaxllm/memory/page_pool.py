@@ -94,6 +94,9 @@ class PagePool:
         self._digests[page] = digest
         self._index.setdefault(digest, []).append(page)
 
+    def is_indexed(self, page: int) -> bool:
+        return self._digests[page] is not None
+
     def find(self, digest: bytes) -> int | None:
         pages = self._index.get(digest)
         return pages[0] if pages else None

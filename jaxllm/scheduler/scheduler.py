@@ -9,20 +9,28 @@ from dataclasses import dataclass
 from jaxllm.config.engine import SchedulerConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineDead, RequestError
 from jaxllm.memory.manager import KVManager
+from jaxllm.scheduler.answers import PromptScores, read_answer
+from jaxllm.scheduler.forks import Forks
 from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
 from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
+from jaxllm.scheduler.repetition import RepetitionWatches
 from jaxllm.scheduler.step_plan import Piece, StepPlan
 from jaxllm.scheduler.stop import Stop, StopRules
 from jaxllm.types.request import FinishReason, Request, RequestStatus
-from jaxllm.types.step import SchedulerOutput, StepOutput
+from jaxllm.types.step import Logprobs, PromptLogprobs, SchedulerOutput, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """Tokens that a collected step added to a request, which may have finished with them."""
+    """What a collected step added to a request, which may have finished with it.
+
+    Without tokens if the step only scored prompt tokens, or ended a prompt that is only scored.
+    """
 
     request: Request
     new_ids: tuple[int, ...]
+    logprobs: Logprobs | None = None  # of `new_ids`, if asked for
+    prompt_logprobs: PromptLogprobs | None = None  # each position once, in order, whatever was preempted
 
 
 class Scheduler:
@@ -39,6 +47,10 @@ class Scheduler:
 
     A sequence never outgrows the pool: once pages of the whole pool are full it ends with
     FinishReason.LENGTH, as at max_model_len. So any request fits alone, and none waits for ever.
+
+    A sibling (`Request.fork_of`) is passed over until a plan before this one has computed the prompt
+    of the first; then it shares its pages and computes the last prompt token alone, prefix cache or
+    not. It waits for nobody who waits for it, and for nobody who has ended: so none waits for ever.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, policy: SchedulingPolicy, stop: StopRules) -> None:
@@ -57,6 +69,9 @@ class Scheduler:
         self._max_model_len = stop.max_model_len
         # The last token of a sequence is sampled but needs no page.
         self._stop = StopRules(stop.eos_ids, min(stop.max_model_len, kv.capacity_tokens + 1))
+        self._forks = Forks()
+        self._scores = PromptScores()
+        self._repetition = RepetitionWatches()
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # in order of admission
         self._slots = FreeSlots(config.max_num_seqs)
@@ -83,10 +98,13 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            RequestError: its id is in use, or its prompt is empty or leaves no room for a token.
+            RequestError: its id is in use, its prompt is empty or leaves no room for a token (one that is
+                only scored needs none), or is not that of the request it is a fork of.
             CapacityError: the queue is full, or the prompt is larger than all of KV memory.
         """
         self._check_room(request)
+        if request.fork_of is not None:
+            self._forks.add(request, self.requests.get(request.fork_of))
         self.requests[request.request_id] = request
         self._waiting.push_back(request)
 
@@ -101,7 +119,7 @@ class Scheduler:
         """Decide one step; None if no request can be given a token now.
 
         Running requests come first, in order of admission; then waiting ones, unless somebody was
-        preempted: what is short of memory admits nobody. O(running requests).
+        preempted: what is short of memory admits nobody. O(running requests + siblings passed over).
         """
         plan = StepPlan(self._kv, self._token_budget(now_s))
         try:
@@ -119,7 +137,7 @@ class Scheduler:
 
         Raises:
             EngineDead: the executor answered for another step, or not with one token for each row
-                that samples.
+                that samples, or without log probabilities that were asked for.
         """
         if not self._in_flight or not self._in_flight[0][0] == plan.step_id == output.step_id:
             expected = self._in_flight[0][0] if self._in_flight else None
@@ -127,9 +145,9 @@ class Scheduler:
         _, pieces = self._in_flight.popleft()
         updates: list[RequestUpdate] = []
         for piece in pieces:
-            new_ids = self._collect(piece, output)
-            if new_ids:
-                updates.append(RequestUpdate(piece.request, new_ids))
+            update = self._collect(piece, output)
+            if update is not None:
+                updates.append(update)
         return updates
 
     # Planning
@@ -151,7 +169,7 @@ class Scheduler:
     def _num_wanted(self, request: Request) -> int:
         """Tokens that the request could compute; 0 if those in flight bring it to its full length."""
         num_promised = len(request.prompt_ids) + len(request.output_ids) + request.num_pending
-        if num_promised >= self._stop.max_tokens(request):
+        if self._stop.is_full(request, num_promised):
             return 0
         return num_promised - request.num_computed - request.num_in_flight
 
@@ -194,6 +212,8 @@ class Scheduler:
             for request in self._policy.order(self._view(now_s)):
                 if request not in self._waiting or request.status is RequestStatus.RUNNING:
                     continue  # not one to choose, or chosen twice
+                if self._waits_for_prompt(request, plan):
+                    continue
                 if not self._policy.admit(request, self._view(now_s)):
                     continue
                 if not self._admit(request, plan):
@@ -208,6 +228,26 @@ class Scheduler:
         """Start a request if its whole sequence fits now; its first piece may be smaller."""
         if request.num_pending > 0:
             return False  # its turn, but tokens sampled before its preemption are not here yet
+        first = self._forks.first_of(request)
+        is_admitted = self._admit_alone(request, plan) if first is None else self._admit_fork(request, first, plan)
+        if is_admitted:
+            request.slot = self._slots.take()
+            request.status = RequestStatus.RUNNING
+            self._running.append(request)
+        return is_admitted
+
+    def _waits_for_prompt(self, request: Request, plan: StepPlan) -> bool:
+        first = self._forks.first_of(request)
+        if first is None:
+            return False
+        is_computed = plan.num_tokens_before(first) >= first.num_prompt_tokens
+        return not (first.status is RequestStatus.RUNNING and is_computed)
+
+    def _admit_fork(self, request: Request, first: Request, plan: StepPlan) -> bool:
+        page_copies = self._kv.fork(request, first)
+        return page_copies is not None and plan.add(request, 1, is_new=True, page_copies=page_copies)
+
+    def _admit_alone(self, request: Request, plan: StepPlan) -> bool:
         if not self._config.enable_chunked_prefill:
             num_wanted = request.num_tokens - self._kv.match_prefix(request)
             if num_wanted > plan.budget:
@@ -221,9 +261,6 @@ class Scheduler:
         if request.num_preemptions == 0:
             self.prefix_queries += request.num_tokens
             self.prefix_hits += num_cached
-        request.slot = self._slots.take()
-        request.status = RequestStatus.RUNNING
-        self._running.append(request)
         return True
 
     def _seal(self, plan: StepPlan) -> SchedulerOutput:
@@ -254,34 +291,38 @@ class Scheduler:
 
     # Results
 
-    def _collect(self, piece: Piece, output: StepOutput) -> tuple[int, ...]:
+    def _collect(self, piece: Piece, output: StepOutput) -> RequestUpdate | None:
+        """Take in a piece; None if it means nothing for its request, or that ended before."""
         request = piece.request
-        new_ids = self._sampled(piece, output) if piece.samples else ()
-        holds_memory = piece.epoch == request.num_preemptions
-        if holds_memory:
-            request.num_in_flight -= piece.num_tokens
-            # A finished request may have computed tokens that were dropped, and so are not known.
-            request.num_computed = min(request.num_computed + piece.num_tokens, request.num_tokens)
-            self._kv.commit(request)
+        answer = read_answer(piece, output)
+        request.num_pending -= piece.samples
+        self._note_computed(piece)
+        if request.is_finished:
+            return None
+        scored = self._scores.unseen(request, answer.prompt_logprobs)
+        is_kept = request.params.max_tokens != 0  # else the prompt is only scored
+        new_ids = answer.new_ids if is_kept else ()
         request.output_ids.extend(new_ids)
-        if new_ids:
-            stop = self._stop.check(request)
+        if piece.samples:
+            repeats = bool(new_ids) and self._repetition.push(request, new_ids[0])
+            stop = self._stop.check(request, repeats=repeats)
             if stop is not None:
                 self._finish(request, stop)
-        elif request.is_finished and holds_memory and request.num_in_flight == 0:
-            self._free(request)
-        return new_ids
+        if not piece.samples and scored is None:
+            return None
+        return RequestUpdate(request, new_ids, answer.logprobs if is_kept else None, scored)
 
-    def _sampled(self, piece: Piece, output: StepOutput) -> tuple[int, ...]:
-        """The token of a row that samples; none if the request ended meanwhile."""
+    def _note_computed(self, piece: Piece) -> None:
+        """Count what a collected piece wrote to memory, unless it was taken away meanwhile."""
         request = piece.request
-        tokens = output.tokens.get(request.request_id, ())
-        if len(tokens) != 1:
-            raise EngineDead(
-                f"step {output.step_id} answered {tokens!r} for request {request.request_id}; accepted: one token"
-            )
-        request.num_pending -= 1
-        return () if request.is_finished else tokens
+        if piece.epoch != request.num_preemptions:
+            return
+        request.num_in_flight -= piece.num_tokens
+        # A finished request may have computed tokens that were dropped, and so are not known.
+        request.num_computed = min(request.num_computed + piece.num_tokens, request.num_tokens)
+        self._kv.commit(request)
+        if request.is_finished and request.num_in_flight == 0:
+            self._free(request)
 
     def _finish(self, request: Request, stop: Stop) -> None:
         del self.requests[request.request_id]
@@ -291,7 +332,9 @@ class Scheduler:
             self._waiting.remove((request,))
         request.status = RequestStatus.FINISHED
         request.finish_reason = stop.reason
-        request.stop_reason = stop.stop_id
+        request.stop_reason = stop.cause
+        for kept in (self._forks, self._scores, self._repetition):
+            kept.forget(request)
         if request in self._told:
             self._told.remove(request)
             self._finished.append(request.request_id)
@@ -315,10 +358,12 @@ class Scheduler:
                 f"request_id={request.request_id!r} is in use; accepted: an id of no unfinished request",
                 param="request_id",
             )
-        if not 0 < num_prompt < self._max_model_len:
+        num_more = 0 if request.params.max_tokens == 0 else 1
+        if not 0 < num_prompt <= self._max_model_len - num_more:
+            room = "which leaves room for one more within " if num_more else ""
             raise RequestError(
-                f"the prompt has {num_prompt} tokens; accepted: 1 to {self._max_model_len - 1}, which leaves "
-                f"room for one more within max_model_len={self._max_model_len}",
+                f"the prompt has {num_prompt} tokens; accepted: 1 to {self._max_model_len - num_more}, {room}"
+                f"max_model_len={self._max_model_len}",
                 param="prompt",
             )
         if num_prompt > self._kv.capacity_tokens:
@@ -327,5 +372,7 @@ class Scheduler:
                 f"all that the {self._kv.num_pages - 1} pages of KV memory hold"
             )
         limit = self._config.max_num_queued_reqs
-        if limit is not None and self.num_waiting >= limit:
-            raise CapacityError(f"{self.num_waiting} requests wait; accepted: at most max_num_queued_reqs={limit}")
+        if limit is not None and len(self.requests) >= limit:
+            raise CapacityError(
+                f"{len(self.requests)} requests wait or run; accepted: at most max_num_queued_reqs={limit}"
+            )

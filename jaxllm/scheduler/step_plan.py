@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxllm.memory.manager import KVManager, NewPages
+from jaxllm.memory.manager import KVManager, NewPages, PageCopies
 from jaxllm.types.request import Request
 from jaxllm.types.step import NewRequest, PageTableDiff, ScheduledRows, SchedulerOutput
 
@@ -23,6 +24,7 @@ class Piece(NamedTuple):
     is_decode: bool  # one token, past the prompt
     is_new: bool
     new_pages: NewPages
+    page_copies: PageCopies  # by KV group; empty but for a new sibling that shares the prompt of another
 
 
 class StepPlan:
@@ -42,7 +44,12 @@ class StepPlan:
     def pieces(self) -> Collection[Piece]:
         return self._pieces.values()
 
-    def add(self, request: Request, num_tokens: int, *, is_new: bool = False) -> bool:
+    def num_tokens_before(self, request: Request) -> int:
+        """Tokens of a running request that are computed, or in flight from earlier plans than this one."""
+        piece = self._pieces.get(request)
+        return request.num_computed + request.num_in_flight if piece is None else piece.start
+
+    def add(self, request: Request, num_tokens: int, *, is_new: bool = False, page_copies: PageCopies = ()) -> bool:
         """Give a request its next `num_tokens` tokens; False, and no change, if pages are short.
 
         It samples if its last token, known or promised by a step in flight, is among them.
@@ -54,7 +61,7 @@ class StepPlan:
         samples = start + num_tokens == request.num_tokens + request.num_pending
         is_decode = num_tokens == 1 and start >= len(request.prompt_ids)
         self._pieces[request] = Piece(
-            request, request.num_preemptions, start, num_tokens, samples, is_decode, is_new, new_pages
+            request, request.num_preemptions, start, num_tokens, samples, is_decode, is_new, new_pages, page_copies
         )
         self.budget -= num_tokens
         request.num_in_flight += num_tokens
@@ -82,6 +89,7 @@ class StepPlan:
             page_diffs=_page_diffs(pieces),
             preempted=tuple(preempted),
             finished=tuple(finished),
+            page_copies=_page_copies(pieces),
         )
 
 
@@ -101,6 +109,7 @@ def _new_request(request: Request) -> NewRequest:
         seed=request.seed,
         num_cached=request.num_cached,
         adapter_id=request.adapter_id,
+        bad_word_ids=request.bad_word_ids,
     )
 
 
@@ -113,6 +122,12 @@ def _rows(pieces: Sequence[Piece], num_decode: int) -> ScheduledRows:
         samples=np.array([piece.samples for piece in pieces], np.bool_),
         num_decode=num_decode,
     )
+
+
+def _page_copies(pieces: Sequence[Piece]) -> PageCopies:
+    """By KV group, all copies of the step; empty if there are none."""
+    copies = [piece.page_copies for piece in pieces if any(piece.page_copies)]
+    return tuple(tuple(chain.from_iterable(group)) for group in zip(*copies, strict=True))
 
 
 def _page_diffs(pieces: Sequence[Piece]) -> tuple[PageTableDiff, ...]:

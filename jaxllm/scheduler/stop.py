@@ -10,16 +10,17 @@ from jaxllm.types.request import FinishReason, Request
 @dataclass(frozen=True, slots=True)
 class Stop:
     reason: FinishReason
-    stop_id: int | None = None  # the entry of stop_token_ids that matched; None for EOS and length
+    cause: int | str | None = None  # the entry of stop_token_ids, or "repetition"; None for EOS and length
 
 
 _EOS = Stop(FinishReason.STOP)
 _LENGTH = Stop(FinishReason.LENGTH)
+_REPETITION = Stop(FinishReason.STOP, "repetition")
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """Ends by EOS, by a stop id, or by length. `max_model_len` counts prompt and output tokens."""
+    """Ends by EOS, by a stop id, by length, or by repetition. `max_model_len` counts prompt and output tokens."""
 
     eos_ids: frozenset[int]
     max_model_len: int
@@ -31,17 +32,30 @@ class StopRules:
             return self.max_model_len
         return min(len(request.prompt_ids) + max_tokens, self.max_model_len)
 
-    def check(self, request: Request) -> Stop | None:
+    def is_full(self, request: Request, num_tokens: int) -> bool:
+        """Whether the request has its full length with `num_tokens` tokens, prompt and output together.
+
+        A prompt that is only scored is full once something was sampled after it, which is then dropped.
+        """
+        return num_tokens >= self.max_tokens(request) and num_tokens > len(request.prompt_ids)
+
+    def check(self, request: Request, *, repeats: bool = False) -> Stop | None:
         """Whether the newest output token ends the request.
 
-        Below `min_tokens` outputs neither EOS nor a stop id ends it; the full length always does.
-        Of several causes on one token EOS counts first, then a stop id, then length.
+        Below `min_tokens` outputs neither EOS, a stop id nor repetition (`repeats`: the output ends in
+        copies of a pattern) ends it; the full length always does. Of several causes on one token EOS
+        counts first, then a stop id, length, repetition.
         """
         params = request.params
+        if params.max_tokens == 0:
+            return _LENGTH
         token = request.output_ids[-1]
-        if len(request.output_ids) >= params.min_tokens:
+        may_stop = len(request.output_ids) >= params.min_tokens
+        if may_stop:
             if token in self.eos_ids and not params.ignore_eos:
                 return _EOS
             if token in params.stop_token_ids:
                 return Stop(FinishReason.STOP, token)
-        return _LENGTH if request.num_tokens >= self.max_tokens(request) else None
+        if request.num_tokens >= self.max_tokens(request):
+            return _LENGTH
+        return _REPETITION if repeats and may_stop else None

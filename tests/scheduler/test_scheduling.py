@@ -275,7 +275,7 @@ def test_what_can_never_run_is_refused_at_the_door() -> None:
     with pytest.raises(RequestError, match="request_id='r0' is in use"):
         driver.scheduler.add(request)
     driver.add(prompt(12))
-    with pytest.raises(CapacityError, match="2 requests wait; accepted: at most max_num_queued_reqs=2"):
+    with pytest.raises(CapacityError, match="2 requests wait or run; accepted: at most max_num_queued_reqs=2"):
         driver.add(prompt(1))
     assert driver.scheduler.num_waiting == 2
     driver.drain()

@@ -16,7 +16,7 @@ def ended(output: list[int], num_prompt: int = 4, **params: Any) -> tuple[Finish
     request = Request("r", (1,) * num_prompt, SamplingParams(**params), 0.0)
     request.output_ids.extend(output)
     stop = RULES.check(request)
-    return None if stop is None else (stop.reason, stop.stop_id)
+    return None if stop is None else (stop.reason, stop.cause)
 
 
 @pytest.mark.parametrize(
