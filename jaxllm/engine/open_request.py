@@ -142,6 +142,7 @@ class OpenRequest:
             )
             for index, core_id in enumerate(core_ids)
         ]
+        self._only = self.sequences[0] if len(core_ids) == 1 else None
         self.prompt_positions: PromptPositions | None = None
         if params.prompt_logprobs is not None:
             self.prompt_positions = PromptPositions(len(message.prompt_ids), decoded)
@@ -161,22 +162,28 @@ class OpenRequest:
             return True
         if self.params.output_kind is OutputKind.FINAL_ONLY:
             return False
+        if self._only is not None:  # by far the most requests, and asked once a token
+            return self._only.is_due()
         return any(sequence.is_due() for sequence in self.sequences)
 
     def output(self) -> RequestOutput:
         """What the caller gets now; marks it as shown."""
         is_delta = self.params.output_kind is OutputKind.DELTA
+        only = self._only
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_ids,
-            outputs=tuple(s.completion(is_delta) for s in self.sequences if not is_delta or s.is_due()),
+            outputs=self._completions(is_delta) if only is None else (only.completion(is_delta),),
             finished=self.num_running == 0,
             num_cached_tokens=self.num_cached,
-            num_generated_tokens=self.num_generated,
+            num_generated_tokens=self.num_generated if only is None else len(only.token_ids),
             prompt_logprobs=None if self.prompt_positions is None else self._shown_prompt(is_delta),
             metrics=RequestMetrics(self.arrival_s, self.first_token_s, self.finished_s),
         )
+
+    def _completions(self, is_delta: bool) -> tuple[CompletionOutput, ...]:
+        return tuple(s.completion(is_delta) for s in self.sequences if not is_delta or s.is_due())
 
     def _shown_prompt(self, is_delta: bool) -> tuple[Position | None, ...] | None:
         """The prompt's log probabilities: all of them before the first token, with DELTA in that output alone."""

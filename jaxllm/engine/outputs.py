@@ -140,28 +140,28 @@ class OutputProcessor:
 
     def _count_tokens(self, sequence: OpenSequence, delta: TokenDelta, num_new: int, now_s: float) -> None:
         request = sequence.request
-        if request.scheduled_s is None:
-            request.scheduled_s = delta.scheduled_s
         if not request.has_counted_prompt and (num_new or delta.finish_reason is not None):
-            request.has_counted_prompt = True
-            request.num_cached = delta.num_cached if sequence.index == 0 else 0  # the others share its pages
-            if request.is_counted:
-                self.totals.prompt_tokens += len(request.prompt_ids)
-                self.totals.cached_prompt_tokens += request.num_cached
-        if num_new:
-            self._count_output(sequence, num_new, now_s)
-
-    def _count_output(self, sequence: OpenSequence, num_new: int, now_s: float) -> None:
-        request = sequence.request
+            self._count_prompt(sequence, delta)
+        if not num_new:
+            return
         if request.is_counted:
             self.totals.generation_tokens += num_new
-            if request.first_token_s is None:
-                self._observer.first_token(now_s - request.arrival_s)
             if sequence.last_token_s is not None:
                 self._observer.inter_token(now_s - sequence.last_token_s)
+            elif request.first_token_s is None:
+                self._observer.first_token(now_s - request.arrival_s)
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = sequence.last_token_s = now_s
+
+    def _count_prompt(self, sequence: OpenSequence, delta: TokenDelta) -> None:
+        request = sequence.request
+        request.has_counted_prompt = True
+        request.scheduled_s = delta.scheduled_s
+        request.num_cached = delta.num_cached if sequence.index == 0 else 0  # the others share its pages
+        if request.is_counted:
+            self.totals.prompt_tokens += len(request.prompt_ids)
+            self.totals.cached_prompt_tokens += request.num_cached
 
     def _fail(self, request: OpenRequest, error: Exception, now_s: float) -> list[OpenSequence]:
         """End a request with an exception; returns its sequences that had not ended."""

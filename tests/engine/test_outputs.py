@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
 from jaxllm.engine.merge import merge_outputs
+from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
 from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.metrics.stats import CoreStats, NoObserver
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
