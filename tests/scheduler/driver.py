@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
+from typing import Any
 
 from jaxllm.config.engine import SchedulerConfig
 from jaxllm.memory.manager import KVManager
@@ -10,12 +12,12 @@ from jaxllm.memory.plan import KVCachePlan, KVGroup
 from jaxllm.memory.spec import FullKV
 from jaxllm.scheduler.policies.fcfs import FirstComeFirstServed
 from jaxllm.scheduler.policy import SchedulingPolicy
-from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.scheduler import RequestUpdate, Scheduler
 from jaxllm.scheduler.stop import StopRules
 from jaxllm.types.request import FinishReason, Request, RequestStatus
 from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.step import SchedulerOutput, StepOutput
-from tests.scheduler.paged_device import PagedDevice, solo_run
+from tests.scheduler.paged_device import PagedDevice, prompt_scores, solo_run
 
 EOS = 7
 
@@ -56,6 +58,10 @@ class Driver:
         self.all: list[Request] = []  # but the retired ones
         self._num_added = 0
         self.streamed: dict[Request, list[int]] = {}
+        self.token_scores: dict[Request, list[float]] = {}
+        self.prompt_scores: dict[Request, list[float]] = {}
+        self.num_prompt_computed = 0  # prompt tokens in all plans: what a prompt costs, however it is shared
+        self.num_copies = 0  # pages copied for siblings
         self.num_steps = 0
         self._known: set[str] = set()  # ids the device was told of and not yet told are finished
         self._by_id: dict[str, Request] = {}
@@ -69,15 +75,34 @@ class Driver:
         *,
         adapter_id: str | None = None,
         cache_salt: str | None = None,
+        seed: int = 0,
+        fork_of: Request | None = None,
     ) -> Request:
-        params = params or SamplingParams(max_tokens=8, ignore_eos=True)
-        request = Request(f"r{self._num_added}", prompt, params, 0.0, adapter_id=adapter_id, cache_salt=cache_salt)
+        request = Request(
+            f"r{self._num_added}",
+            prompt,
+            params or SamplingParams(max_tokens=8, ignore_eos=True),
+            0.0,
+            seed=seed,
+            adapter_id=adapter_id,
+            cache_salt=cache_salt,
+            fork_of=fork_of.request_id if fork_of else None,
+        )
         self.scheduler.add(request)
         self._num_added += 1
         self.all.append(request)
         self.streamed[request] = []
+        self.token_scores[request], self.prompt_scores[request] = [], []
         self._by_id[request.request_id] = request
         return request
+
+    def add_family(
+        self, num: int, prompt: tuple[int, ...], params: SamplingParams | None = None, **extra: Any
+    ) -> list[Request]:
+        """A request with n = `num`, as the front end sends it: only the first scores the prompt."""
+        first = self.add(prompt, params, seed=1, **extra)
+        other = replace(first.params, prompt_logprobs=None) if first.params.max_tokens != 0 else first.params
+        return [first] + [self.add(prompt, other, seed=2 + i, fork_of=first, **extra) for i in range(num - 1)]
 
     def plan(self) -> SchedulerOutput | None:
         """Schedule and submit a step."""
@@ -99,8 +124,21 @@ class Driver:
         updates = self.scheduler.update(plan, output)
         assert len({u.request for u in updates}) == len(updates)
         for update in updates:
-            self.streamed[update.request].extend(update.new_ids)
+            self._take_in(update)
         return {u.request.request_id: u.new_ids for u in updates}
+
+    def _take_in(self, update: RequestUpdate) -> None:
+        request = update.request
+        self.streamed[request].extend(update.new_ids)
+        assert (update.logprobs is not None) == (request.params.logprobs is not None and bool(update.new_ids))
+        if update.logprobs is not None:
+            assert update.logprobs.token_ids == list(update.new_ids)
+            self.token_scores[request].extend(update.logprobs.values)
+        if update.prompt_logprobs is not None:
+            start, columns = update.prompt_logprobs.start, update.prompt_logprobs.columns
+            assert start == 1 + len(self.prompt_scores[request]), "a prompt's scores have a gap or come twice"
+            assert tuple(columns.token_ids) == request.prompt_ids[start : start + len(columns.values)]
+            self.prompt_scores[request].extend(columns.values)
 
     def abort(self, *request_ids: str) -> list[Request]:
         return self.scheduler.abort(request_ids)
@@ -143,14 +181,20 @@ class Driver:
         assert self.kv.num_free_pages == self.kv.num_pages - 1
         assert self.kv.usage == 0.0
         assert all(r.is_finished and not r.pages and r.slot is None and r.num_pending == 0 for r in self.all)
+        scheduler = self.scheduler
+        records = (scheduler._forks, scheduler._scores, scheduler._repetition, scheduler._told, self.kv._records)
+        assert [len(record) for record in records] == [0] * len(records)
+        assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+        assert len(scheduler._slots) == self.config.max_num_seqs
 
-    def expected(self, request: Request) -> tuple[tuple[int, ...], FinishReason, int | None]:
+    def expected(self, request: Request) -> tuple[tuple[int, ...], FinishReason, int | str | None]:
         return solo_run(
             request.prompt_ids,
             request.params,
             eos_ids={EOS},
             max_len=self.max_len,
             adapter_id=request.adapter_id,
+            seed=request.seed,
         )
 
     def _check_request(self, request: Request) -> None:
@@ -160,7 +204,8 @@ class Driver:
         assert (request.slot is not None) == (running or (request.is_finished and request.num_in_flight > 0))
         if not request.is_finished:
             promised = request.num_tokens + request.num_pending
-            assert request.num_computed + request.num_in_flight <= promised <= self.max_len
+            num_dropped = request.params.max_tokens == 0  # what is sampled after a prompt that is only scored
+            assert request.num_computed + request.num_in_flight <= promised <= self.max_len + num_dropped
             assert request.num_in_flight == 0 or running
 
     def check_result(self, request: Request) -> None:
@@ -171,6 +216,18 @@ class Driver:
         else:
             got = (tuple(request.output_ids), request.finish_reason, request.stop_reason)
             assert got == (output, reason, stop_id)
+        self._check_scores(request)
+
+    def _check_scores(self, request: Request) -> None:
+        """Each token's score is that of the solo run, and so is each prompt token's, once and in order."""
+        asked = (request.params.logprobs, request.params.prompt_logprobs)
+        everything = prompt_scores(request.token_ids(), request.adapter_id)
+        num_prompt = request.num_prompt_tokens
+        assert self.token_scores[request] == (everything[num_prompt - 1 :] if asked[0] is not None else [])
+        scores = everything[: num_prompt - 1] if asked[1] is not None else []
+        got = self.prompt_scores[request]
+        is_cut = request.finish_reason is FinishReason.ABORT
+        assert got == (scores[: len(got)] if is_cut else scores)
 
     def retire(self) -> list[Request]:
         """Check and drop the requests that are done, so that a long run stays O(live requests) a step."""
@@ -178,7 +235,8 @@ class Driver:
         for request in done:
             self.check_result(request)
             assert not request.pages and request.slot is None
-            del self.streamed[request]
+            del self.streamed[request], self.token_scores[request], self.prompt_scores[request]
+            del self._by_id[request.request_id]
             self.all.remove(request)
         return done
 
@@ -191,6 +249,7 @@ class Driver:
         assert all(0 <= slot < self.config.max_num_seqs for slot in rows.slots.tolist())
         for i, request_id in enumerate(rows.request_ids):
             prompt = len(self._by_id[request_id].prompt_ids)
+            self.num_prompt_computed += max(0, min(prompt - int(rows.starts[i]), int(rows.num_tokens[i])))
             assert (i < rows.num_decode) == (rows.num_tokens[i] == 1 and rows.starts[i] >= prompt)
         new_ids = {new.request_id for new in plan.new}
         assert new_ids <= set(rows.request_ids)
@@ -198,6 +257,8 @@ class Driver:
         assert set(plan.finished) | set(plan.preempted) <= self._known
         self._known = (self._known - set(plan.finished)) | new_ids
         assert set(rows.request_ids) <= self._known
+        assert plan.page_copies == () or any(plan.page_copies)
+        self.num_copies += sum(map(len, plan.page_copies))
 
     def _check_tables(self, plan: SchedulerOutput) -> None:
         for request_id, slot in zip(plan.rows.request_ids, plan.rows.slots.tolist(), strict=True):

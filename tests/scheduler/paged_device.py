@@ -2,7 +2,8 @@
 
 What is stored for a token mixes the value stored for the one before it, read from its page, with the
 token. The next token follows from the last value. So a page read after somebody else wrote it, a
-wrong page table or a wrong prefix hit changes tokens, besides failing the check of the history.
+wrong page table, a missing page copy or a wrong prefix hit changes tokens, besides failing the check of
+the history. Log probabilities follow from the stored values too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from jaxllm.types.request import FinishReason
-from jaxllm.types.sampling import SamplingParams
-from jaxllm.types.step import NewRequest, SchedulerOutput, StepOutput
+from jaxllm.types.sampling import RepetitionDetection, SamplingParams
+from jaxllm.types.step import Logprobs, NewRequest, PromptLogprobs, SchedulerOutput, StepOutput
 
 VOCABULARY = 29
 _MASK = 2**64 - 1
@@ -27,8 +29,34 @@ def mix(value: int, token: int) -> int:
     return (value * 6364136223846793005 + 2 * token + 1442695040888963407) & _MASK
 
 
-def sampled_token(value: int) -> int:
-    return (value >> 40) % VOCABULARY
+def sampled_token(value: int, seed: int = 0) -> int:
+    return ((value + seed * 0x9E3779B97F4A7C15 & _MASK) >> 40) % VOCABULARY
+
+
+def score(value: int, token: int) -> float:
+    """The log probability of `token` after the one for which `value` is stored."""
+    return -float((value >> 20 ^ 977 * token) % 4096) / 8
+
+
+def prompt_scores(prompt: Sequence[int], adapter_id: str | None = None) -> list[float]:
+    """What the prompt's tokens from position 1 on score alone."""
+    value = root_value(adapter_id)
+    scores: list[float] = []
+    for token, following in pairwise(prompt):
+        value = mix(value, token)
+        scores.append(score(value, following))
+    return scores
+
+
+def repeats(output: Sequence[int], rule: RepetitionDetection | None) -> bool:
+    """Whether the output ends in copies of a pattern, as the parameter's text says it."""
+    if rule is None:
+        return False
+    for size in range(rule.min_pattern_size, rule.max_pattern_size + 1):
+        copies = list(output[-size:]) * rule.min_count
+        if len(output) >= len(copies) and list(output[-len(copies) :]) == copies:
+            return True
+    return False
 
 
 def solo_run(
@@ -38,7 +66,8 @@ def solo_run(
     eos_ids: Iterable[int],
     max_len: int,
     adapter_id: str | None = None,
-) -> tuple[tuple[int, ...], FinishReason, int | None]:
+    seed: int = 0,
+) -> tuple[tuple[int, ...], FinishReason, int | str | None]:
     """What the request gives alone, without pages or batches: (output, finish reason, stop id)."""
     value = root_value(adapter_id)
     for token in prompt:
@@ -47,8 +76,10 @@ def solo_run(
     room = max_len - len(prompt)
     if params.max_tokens is not None:
         room = min(room, params.max_tokens)
+    if room == 0:
+        return (), FinishReason.LENGTH, None
     while True:
-        token = sampled_token(value)
+        token = sampled_token(value, seed)
         output.append(token)
         may_stop = len(output) >= params.min_tokens
         if may_stop and not params.ignore_eos and token in set(eos_ids):
@@ -57,6 +88,8 @@ def solo_run(
             return tuple(output), FinishReason.STOP, token
         if len(output) == room:
             return tuple(output), FinishReason.LENGTH, None
+        if may_stop and repeats(output, params.repetition_detection):
+            return tuple(output), FinishReason.STOP, "repetition"
         value = mix(value, token)
 
 
@@ -64,15 +97,14 @@ def solo_run(
 class _Slot:
     """One device row: the tokens it was given, and the last it sampled with its position."""
 
-    request_id: str
-    known: tuple[int, ...]
+    new: NewRequest
     root: int
     history: list[int]  # values that its pages must hold, by position
     last: tuple[int, int] | None = None  # (position, token)
 
     def token_at(self, position: int) -> int:
-        if position < len(self.known):
-            return self.known[position]
+        if position < len(self.new.token_ids):
+            return self.new.token_ids[position]
         assert self.last is not None and self.last[0] == position, "a token is wanted that the device never sampled"
         return self.last[1]
 
@@ -88,6 +120,7 @@ class PagedDevice:
     memory: dict[tuple[int, int, int], int] = field(default_factory=dict)  # (group, page, offset) -> value
 
     def run(self, plan: SchedulerOutput) -> StepOutput:
+        self._copy_pages(plan)
         for new in plan.new:
             self._enter(new)
         self._apply_diffs(plan)
@@ -97,19 +130,44 @@ class PagedDevice:
         )
         self._check_nobody_writes_what_another_reads(pieces)
         for request_id, slot, start, num_tokens in pieces:
-            assert self.slots[slot].request_id == request_id
+            assert self.slots[slot].new.request_id == request_id
             self._check_history(slot, start)
             self._compute(slot, start, num_tokens)
-        tokens: dict[str, tuple[int, ...]] = {}
+        output = StepOutput(plan.step_id, {})
         for (request_id, slot, start, num), samples in zip(pieces, rows.samples.tolist(), strict=True):
+            new = self.slots[slot].new
             if samples:
-                token = sampled_token(self._load(0, slot, start + num - 1))
+                value = self._load(0, slot, start + num - 1)
+                token = sampled_token(value, new.seed)
                 self.slots[slot].last = (start + num, token)
-                tokens[request_id] = (token,)
-        return StepOutput(plan.step_id, tokens)
+                output.tokens[request_id] = (token,)
+                if new.params.logprobs is not None:
+                    output.logprobs[request_id] = _columns([token], [score(value, token)])
+            self._score(slot, start, start + num, output)
+        return output
+
+    def _score(self, slot: int, start: int, end: int, output: StepOutput) -> None:
+        new = self.slots[slot].new
+        targets = list(new.token_ids[start + 1 : min(end + 1, new.num_prompt_tokens)])
+        if new.params.prompt_logprobs is not None and targets:
+            scores = [score(self._load(0, slot, start + i), token) for i, token in enumerate(targets)]
+            output.prompt_logprobs[new.request_id] = PromptLogprobs(start + 1, _columns(targets, scores))
 
     def table(self, group: int, slot: int, num_pages: int) -> list[int]:
         return [self.tables[group, slot][index] for index in range(num_pages)]
+
+    def _copy_pages(self, plan: SchedulerOutput) -> None:
+        """All at once and before anything else of the step, as a device that copies in any order."""
+        assert len(plan.page_copies) in (0, self.num_groups)
+        copied: dict[tuple[int, int, int], int] = {}
+        for group, copies in enumerate(plan.page_copies):
+            targets = [target for _, target in copies]
+            assert len(set(targets)) == len(targets) and not set(targets) & {source for source, _ in copies}
+            for source, target in copies:
+                for offset in range(self.page_size):
+                    if (group, source, offset) in self.memory:
+                        copied[group, target, offset] = self.memory[group, source, offset]
+        self.memory.update(copied)
 
     def _enter(self, new: NewRequest) -> None:
         history: list[int] = []
@@ -117,7 +175,7 @@ class PagedDevice:
         for token in new.token_ids[: new.num_cached]:
             value = mix(value, token)
             history.append(value)
-        self.slots[new.slot] = _Slot(new.request_id, new.token_ids, root, history)
+        self.slots[new.slot] = _Slot(new, root, history)
         for group in range(self.num_groups):
             self.tables[group, new.slot] = {}
 
@@ -158,3 +216,7 @@ class PagedDevice:
     def _place(self, group: int, slot: int, position: int) -> tuple[int, int, int]:
         index, offset = divmod(position, self.page_size)
         return group, self.tables[group, slot][index], offset
+
+
+def _columns(token_ids: list[int], values: list[float]) -> Logprobs:
+    return Logprobs(token_ids, values, [1] * len(values), [[]] * len(values), [[]] * len(values))

@@ -11,32 +11,42 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxllm.errors import CapacityError
 from jaxllm.types.request import FinishReason, Request
-from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.sampling import RepetitionDetection, SamplingParams
 from tests.scheduler.driver import EOS, Driver
 from tests.scheduler.paged_device import VOCABULARY
 
 PREFIXES = tuple(tuple((17 * k + 5 * i) % VOCABULARY for i in range(24)) for k in range(3))
 
 
-def random_request(driver: Driver, rng: random.Random) -> Request:
+def random_request(driver: Driver, rng: random.Random) -> list[Request]:
+    """A request, or the siblings of one; now and then a prompt that is only scored."""
     prefix = rng.choice(PREFIXES)[: rng.choice((0, 0, 0, 4, 9, 17))]
     prompt = prefix + tuple(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 4)))
     max_tokens = rng.choice((None, None, 35, rng.randrange(1, 30)))
+    scores = rng.choice((None, None, None, None, 0))
+    if scores is not None and rng.random() < 0.5:
+        max_tokens = 0
     params = SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=rng.randrange(0, 1 + min(4, max_tokens or 4)),
+        min_tokens=rng.randrange(0, 1 + min(4, 4 if max_tokens is None else max_tokens)),
         ignore_eos=rng.random() < 0.95,
         stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 0, 0, 1)))),
         skip_reading_prefix_cache=rng.random() < 0.1,
+        logprobs=rng.choice((None, 0)),
+        prompt_logprobs=scores,
+        repetition_detection=rng.choice((None, None, None, RepetitionDetection(max_pattern_size=6))),
     )
-    return driver.add(
-        prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a"))
+    num = rng.choice((1, 1, 1, 1, 1, 2, 3, 5))
+    return driver.add_family(
+        num, prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a"))
     )
 
 
 def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
-    if driver.scheduler.num_waiting < max_waiting and rng.random() < 0.4:
-        random_request(driver, rng)
+    if driver.scheduler.num_waiting < max_waiting and rng.random() < 0.3:
+        family = random_request(driver, rng)
+        if rng.random() < 0.05:
+            driver.abort(rng.choice(family).request_id)
     if len(driver.submitted) < 2:
         driver.plan()
     if driver.submitted and (len(driver.submitted) == 2 or rng.random() < 0.5):
