@@ -173,3 +173,20 @@ def test_a_full_queue_is_503_with_retry_after(stream: bool) -> None:
             assert reply.status_code == 503
             assert int(reply.headers["retry-after"]) >= 1
             assert reply.json()["error"]["code"] == "overloaded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_queue_limit_counts_every_sequence_of_a_request(stream: bool) -> None:
+    settings = Settings(max_num_seqs=2, max_num_queued_reqs=3)
+    with running(scripted(default=LONG, step_s=0.005), settings) as served, ThreadPoolExecutor(1) as threads:
+        alone = served.complete("a", max_tokens=5, n=4, stream=stream)
+        assert (alone.status_code, alone.json()["error"]["code"]) == (503, "overloaded")
+        assert alone.headers["content-type"] == "application/json"  # refused before any event
+        assert int(alone.headers["retry-after"]) >= 1
+        first = threads.submit(served.complete, "a", max_tokens=60, n=2)
+        wait_until(lambda: served.gauge("num_requests_running") == 2, 3, "two sequences run")
+        assert served.complete("b", max_tokens=5, n=2, stream=stream).status_code == 503
+        assert served.complete("c", max_tokens=5, stream=stream).status_code == 200
+        assert first.result(10).json()["usage"]["completion_tokens"] == 120
+        wait_until(lambda: served.gauge("num_free_pages") == settings.num_pages - 1, 2, "all pages are back")
+        assert served.complete("d", max_tokens=5, n=3, stream=stream).status_code == 200
