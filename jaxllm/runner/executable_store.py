@@ -20,6 +20,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _COMPILERS = ("jax", "jaxlib", "flax", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _UNUSED_S = 30 * 86400.0  # files that no start has loaded for so long are removed
+_FORMAT = b"temporary bytes, executable, trees"  # of a kept file
 _NO_EFFECT = re.compile(r"cache|log|dump|debug|traceback")  # settings that change no program
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled program, and what its compiler said of it. Asking again costs 15 ms, so the answer is kept too."""
+
+    call: Compiled
+    temporary_bytes: int  # device memory beside arguments and results; 0 where the backend does not say
+
+    @staticmethod
+    def of(compiled: Compiled) -> Program:
+        analysis: Any = compiled.memory_analysis()
+        return Program(compiled, int(analysis.temp_size_in_bytes) if analysis is not None else 0)
 
 
 class ExecutableStore:
@@ -53,7 +68,7 @@ class ExecutableStore:
             self._compiler = _digest(*_compiler(device))
             self._sources = _digest(repr(model).encode(), *_sources())
 
-    def find(self, spec: ProgramSpec) -> Compiled | None:
+    def find(self, spec: ProgramSpec) -> Program | None:
         """The program of `spec` if it is kept and made from the sources of today: no tracing."""
         link = self._link(spec)
         if link is None or not link.exists():
@@ -61,7 +76,7 @@ class ExecutableStore:
         os.utime(link)  # used today
         return self._load(spec, link.read_text())
 
-    def compile(self, spec: ProgramSpec, lowered: Lowered) -> Compiled:
+    def compile(self, spec: ProgramSpec, lowered: Lowered) -> Program:
         """The program of `spec`: kept from when it lowered to the same text, or compiled now and kept.
 
         jax's own cache must be off: an executable that came out of a cache does not serialise again
@@ -69,11 +84,11 @@ class ExecutableStore:
         """
         link = self._link(spec)
         if link is None:
-            return lowered.compile()
+            return Program.of(lowered.compile())
         name = _digest(self._compiler.encode(), lowered.as_text().encode())
         program = self._load(spec, name)
         if program is None:
-            program = lowered.compile()
+            program = Program.of(lowered.compile())
             self._save(spec, name, program)
         with contextlib.suppress(OSError):  # `_save` has told of a full disk
             _write(link, name.encode())
@@ -86,25 +101,27 @@ class ExecutableStore:
         program = repr((self._compiler, self._sources, spec.name, shapes))
         return self._folder / f"{_digest(program.encode())}.program"
 
-    def _load(self, spec: ProgramSpec, name: str) -> Compiled | None:
+    def _load(self, spec: ProgramSpec, name: str) -> Program | None:
         assert self._folder is not None
         path = self._folder / f"{name}.executable"
         if not path.exists():
             return None
         try:
             os.utime(path)
-            payload, in_tree, out_tree = pickle.loads(path.read_bytes())
-            return serialize_executable.deserialize_and_load(
+            temporary_bytes, payload, in_tree, out_tree = pickle.loads(path.read_bytes())
+            compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, backend=self._device.client, execution_devices=[self._device]
             )
+            return Program(compiled, temporary_bytes)
         except Exception as error:  # whatever is wrong with a kept file, compiling makes it good
             _log.warning("%s in %s does not load (%s); compiling it again", spec.name, path, error)
             return None
 
-    def _save(self, spec: ProgramSpec, name: str, program: Compiled) -> None:
+    def _save(self, spec: ProgramSpec, name: str, program: Program) -> None:
         assert self._folder is not None
         try:
-            _write(self._folder / f"{name}.executable", pickle.dumps(serialize_executable.serialize(program)))
+            kept = (program.temporary_bytes, *serialize_executable.serialize(program.call))
+            _write(self._folder / f"{name}.executable", pickle.dumps(kept))
         except Exception as error:  # a full disk or a backend without serialisation costs time, not the start
             _log.warning("%s is not kept (%s); the next start compiles it again", spec.name, error)
 
@@ -149,7 +166,8 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _compiler(device: Device) -> Iterator[bytes]:
-    """All that the same lowered text may compile differently under."""
+    """All that the same lowered text may compile differently under, and the format of what is kept."""
+    yield _FORMAT
     yield repr((device.platform, device.device_kind, device.id, device.client.platform_version)).encode()
     yield repr((platform.python_version(), platform.machine(), [_version(name) for name in _COMPILERS])).encode()
     settings: dict[str, Any] = jax.config.values

@@ -156,7 +156,8 @@ class Runner:
     ) -> tuple[jax.Array, DeviceLogprobs | None]:
         state = self._state
         num_rows = self.buckets.num_logit_rows(batch.bucket)
-        variant = SampleVariant(num_rows, batch.all_greedy, with_logprobs=bool(batch.logprob_rows))
+        wanted = bool(batch.logprob_rows)
+        variant = SampleVariant(num_rows, greedy=batch.all_greedy and not wanted, with_logprobs=wanted)
         tokens, logprobs, state.last_tokens, state.tables = self._programs.sample[variant](
             self._head, hidden, sample_rows, state.last_tokens, state.tables
         )

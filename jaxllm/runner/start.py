@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -17,14 +16,14 @@ from jaxllm.config.engine import CacheConfig, LogprobsConfig, SchedulerConfig
 from jaxllm.memory.spec import pages_for
 from jaxllm.runner.batch_builder import SCORE_ROWS, BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
-from jaxllm.runner.executable_store import ExecutableStore
+from jaxllm.runner.executable_store import ExecutableStore, Program
 from jaxllm.runner.kv_buffers import Device, DeviceShapes, HeadShape, allocate
 from jaxllm.runner.memory_plan import MemoryPlan, logprob_bytes, plan_pages, total_memory, weights_bytes
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.side_programs import side_specs
 from jaxllm.runner.slots import Slots
 from jaxllm.runner.step import SampleVariant, SamplingSetup, forward_spec, sample_spec
-from jaxllm.runner.warmup import Programs, ProgramSpecs, cache_folder, compile_all, temporary_bytes
+from jaxllm.runner.warmup import Programs, ProgramSpecs, cache_folder, compile_all
 from jaxllm.sampling.logprobs import LogprobsSpec
 from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.step import ScheduledRows, SchedulerOutput
@@ -247,8 +246,9 @@ class _Start:
     @property
     def sample_variants(self) -> Iterator[SampleVariant]:
         for num_rows in self.buckets.sample_sizes:
-            for greedy, with_logprobs in itertools.product((True, False), repeat=2):
-                yield SampleVariant(num_rows, greedy, with_logprobs)
+            yield SampleVariant(num_rows, greedy=True)
+            yield SampleVariant(num_rows, greedy=False)
+            yield SampleVariant(num_rows, greedy=False, with_logprobs=True)
 
     def plan(self, budget_bytes: int) -> KVCachePlan:
         return plan_pages(
@@ -270,8 +270,7 @@ class _Start:
             forward_spec(self.model, layout, shapes, self.cache.page_size),
             sample_spec(self.model, self.setup, shapes, SampleVariant(num_rows, greedy=False, with_logprobs=True)),
         )
-        compiled = [spec.trace(self.device).lower().compile() for spec in specs]
-        largest = max(temporary_bytes(program) for program in compiled)
+        largest = max(Program.of(spec.trace(self.device).lower().compile()).temporary_bytes for spec in specs)
         return largest + shapes.table_bytes + shapes.sampling_bytes + self.logprob_bytes
 
     @property

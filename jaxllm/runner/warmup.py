@@ -15,7 +15,7 @@ import jax
 from jax.stages import Compiled
 
 from jaxllm.layers.batch import Bucket
-from jaxllm.runner.executable_store import ExecutableStore
+from jaxllm.runner.executable_store import ExecutableStore, Program
 from jaxllm.runner.kv_buffers import Device
 from jaxllm.runner.side_programs import SidePrograms
 from jaxllm.runner.step import ProgramSpec, SampleVariant
@@ -56,10 +56,10 @@ class Programs:
         return max(self.temporary_bytes.values())
 
 
-def compile_program(spec: ProgramSpec, device: Device, store: ExecutableStore) -> Compiled:
+def compile_program(spec: ProgramSpec, device: Device, store: ExecutableStore) -> Program:
     """One program for one device: from `store`, or traced, lowered and compiled."""
     if not spec.is_kept:
-        return spec.trace(device).lower().compile()
+        return Program.of(spec.trace(device).lower().compile())
     return store.find(spec) or store.compile(spec, spec.trace(device).lower())
 
 
@@ -77,7 +77,7 @@ def compile_all(
     """
     pending = list(specs)
     threads = num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1))
-    compiled: dict[str, Compiled] = {}
+    compiled: dict[str, Program] = {}
     with ThreadPoolExecutor(threads, "jaxllm-compile") as pool:
         jobs = {pool.submit(compile_program, spec, device, store): spec.name for spec in pending}
         try:
@@ -88,17 +88,11 @@ def compile_all(
             pool.shutdown(wait=False, cancel_futures=True)  # what has not begun need not
             raise
     return Programs(
-        forward={bucket: compiled[spec.name] for bucket, spec in specs.forward.items()},
-        sample={variant: compiled[spec.name] for variant, spec in specs.sample.items()},
-        side=specs.side.map(lambda spec: compiled[spec.name]),
-        temporary_bytes={name: temporary_bytes(program) for name, program in compiled.items()},
+        forward={bucket: compiled[spec.name].call for bucket, spec in specs.forward.items()},
+        sample={variant: compiled[spec.name].call for variant, spec in specs.sample.items()},
+        side=specs.side.map(lambda spec: compiled[spec.name].call),
+        temporary_bytes={name: program.temporary_bytes for name, program in compiled.items()},
     )
-
-
-def temporary_bytes(program: Compiled) -> int:
-    """Device memory that `program` needs beside its arguments and results; 0 where the backend does not say."""
-    analysis: Any = program.memory_analysis()
-    return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
 
 def cache_folder(root: Path | None, device: Device, model: object) -> Path | None:

@@ -9,7 +9,7 @@ import pytest
 from jax.stages import Lowered
 
 from jaxllm.runner import executable_store
-from jaxllm.runner.executable_store import ExecutableStore
+from jaxllm.runner.executable_store import ExecutableStore, Program
 from jaxllm.runner.step import ProgramSpec, int32
 from jaxllm.runner.warmup import compile_program
 
@@ -38,8 +38,9 @@ def test_a_kept_program_is_found_without_tracing(tmp_path: Path, num_compiled: l
     compile_program(spec(), DEVICE, store(tmp_path))
     found = store(tmp_path).find(spec())
     assert found is not None
-    assert found(INPUT).tolist() == [0, 2, 4]
-    assert found.out_info.shape == (3,)
+    assert found.call(INPUT).tolist() == [0, 2, 4]
+    assert found.call.out_info.shape == (3,)
+    assert found.temporary_bytes == Program.of(found.call).temporary_bytes
     assert len(num_compiled) == 1
 
 
@@ -57,10 +58,10 @@ def test_edited_sources_trace_again_but_compile_only_what_changed(
     compile_program(spec(), DEVICE, store(tmp_path))
     monkeypatch.setattr(executable_store, "_sources", lambda: iter([b"edited"]))
     assert store(tmp_path).find(spec()) is None
-    assert compile_program(spec(), DEVICE, store(tmp_path))(INPUT).tolist() == [0, 2, 4]
+    assert compile_program(spec(), DEVICE, store(tmp_path)).call(INPUT).tolist() == [0, 2, 4]
     assert len(num_compiled) == 1
     monkeypatch.setattr(executable_store, "_sources", lambda: iter([b"edited again"]))
-    assert compile_program(spec(factor=5), DEVICE, store(tmp_path))(INPUT).tolist() == [0, 5, 10]
+    assert compile_program(spec(factor=5), DEVICE, store(tmp_path)).call(INPUT).tolist() == [0, 5, 10]
     assert len(num_compiled) == 2
 
 
@@ -70,7 +71,7 @@ def test_a_file_that_does_not_load_is_compiled_and_kept_again(
     compile_program(spec(), DEVICE, store(tmp_path))
     (kept,) = tmp_path.glob("*.executable")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert compile_program(spec(), DEVICE, store(tmp_path))(INPUT).tolist() == [0, 2, 4]
+    assert compile_program(spec(), DEVICE, store(tmp_path)).call(INPUT).tolist() == [0, 2, 4]
     assert "does not load" in caplog.text
     assert store(tmp_path).find(spec()) is not None
     assert len(num_compiled) == 2
@@ -86,7 +87,7 @@ def test_files_that_no_start_loads_for_a_month_are_removed(tmp_path: Path) -> No
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, num_compiled: list[int]) -> None:
     for _ in range(2):
-        assert compile_program(spec(), DEVICE, store(None))(INPUT).tolist() == [0, 2, 4]
+        assert compile_program(spec(), DEVICE, store(None)).call(INPUT).tolist() == [0, 2, 4]
     assert len(num_compiled) == 2
 
 
@@ -95,6 +96,6 @@ def test_a_folder_that_cannot_be_written_costs_compilations_and_nothing_else(
 ) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
-        assert compile_program(spec(), DEVICE, store(folder))(INPUT).tolist() == [0, 2, 4]
+        assert compile_program(spec(), DEVICE, store(folder)).call(INPUT).tolist() == [0, 2, 4]
     assert len(num_compiled) == 2
     assert caplog.text.count("compiled programs are not kept") == 2

@@ -13,9 +13,9 @@ from jaxllm.layers.batch import Bucket
 from jaxllm.models.base import split_model
 from jaxllm.runner.batch_builder import BatchBuilder
 from jaxllm.runner.buckets import Buckets, build_buckets
+from jaxllm.runner.executable_store import Program
 from jaxllm.runner.kv_buffers import DeviceShapes, HeadShape
 from jaxllm.runner.step import forward_spec
-from jaxllm.runner.warmup import temporary_bytes
 
 HLO_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 TINY = ModelConfig(
@@ -60,7 +60,9 @@ def check_in_place(
         spec = forward_spec(split, builder.layouts[bucket], shapes, cache.page_size)
         program = spec.trace(jax.devices()[0]).lower().compile()
         assert program.memory_analysis().alias_size_in_bytes >= shapes.kv_bytes, f"{bucket}: pages are not aliased"
-        assert temporary_bytes(program) < shapes.kv_bytes / model.num_layers, f"{bucket}: a layer's pages are copied"
+        assert Program.of(program).temporary_bytes < shapes.kv_bytes / model.num_layers, (
+            f"{bucket}: a layer's pages are copied"
+        )
         for array in shapes.kv:
             shape = ",".join(map(str, array.shape))
             copies = re.findall(rf"= {HLO_TYPES[cache.dtype]}\[{shape}\]\S* copy(?:-start)?\(.*", program.as_text())

@@ -147,7 +147,7 @@ def test_a_step_sends_one_array_and_waits_once(runner: Runner, monkeypatch: pyte
 def test_the_runner_counts_its_programs_and_their_temporaries(runner: Runner) -> None:
     stats = runner.stats()
     assert stats.num_forward_programs == len(runner.buckets.forward)
-    assert stats.num_sample_programs == 4 * len(runner.buckets.sample_sizes)
+    assert stats.num_sample_programs == 3 * len(runner.buckets.sample_sizes)
     assert stats.num_programs == len(stats.temporary_bytes)
     largest = dict(runner.memory.table())["largest temporary"]
     assert largest == max(stats.temporary_bytes.values()) > 0
