@@ -7,52 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from jaxllm.engine.merge import merge_outputs
-from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
-from jaxllm.engine.outputs import OutputProcessor
-from jaxllm.metrics.stats import CoreStats, NoObserver
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
-from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.request import FinishReason
-from jaxllm.types.sampling import OutputKind, SamplingParams
-
-EOS = 257
-
-
-class Caller:
-    """Feeds one request's ids and keeps what it is given."""
-
-    def __init__(self, **params: object) -> None:
-        self.outputs: list[RequestOutput] = []
-        self.errors: list[Exception] = []
-        self.dropped: list[str] = []
-        self.processor = OutputProcessor(ByteLevelTokenizer(), NoObserver())
-        sampling = SamplingParams(**{"output_kind": OutputKind.DELTA, "max_tokens": 99, **params})  # type: ignore[arg-type]
-        self.processor.open(AddRequest("a", (1, 2), sampling, 0.0, 1), ["a#1"], "hi", self._deliver)
-
-    def _deliver(self, news: RequestOutput | Exception) -> None:
-        if isinstance(news, Exception):
-            self.errors.append(news)
-        else:
-            self.outputs.append(news)
-
-    def feed(self, *steps: bytes | int, finish: FinishReason | None = None, now_s: float = 1.0) -> Caller:
-        """Each step is some bytes or one id; `finish` comes with the last."""
-        for number, step in enumerate(steps, 1):
-            ids = (step,) if isinstance(step, int) else tuple(step)
-            delta = TokenDelta("a#1", ids, finish if number == len(steps) else None, num_cached=1)
-            self.dropped += self.processor.process(StepDeltas((delta,), CoreStats(), 1), now_s)
-        return self
-
-    @property
-    def texts(self) -> list[str]:
-        return [output.outputs[0].text for output in self.outputs]
-
-    @property
-    def end(self) -> tuple[str | None, int | str | None]:
-        last = self.outputs[-1]
-        assert last.finished and not any(o.finished for o in self.outputs[:-1])
-        return last.outputs[0].finish_reason, last.outputs[0].stop_reason
+from jaxllm.types.sampling import OutputKind
+from tests.engine.caller import EOS, Caller
 
 
 def each_byte(text: str) -> list[bytes]:
@@ -187,3 +146,28 @@ def test_unread_deltas_merge_without_loss() -> None:
     for later in caller.outputs[1:]:
         merged = merge_outputs(merged, later, OutputKind.DELTA)
     assert (merged.outputs[0].text, merged.outputs[0].token_ids, merged.finished) == ("abc", tuple(b"abc"), True)
+
+
+def test_str_06_special_tokens_side_by_side_get_no_spaces() -> None:
+    ids = [258, 259, *b"word", EOS]
+    streamed = Caller(skip_special_tokens=False).feed(*ids, finish=FinishReason.STOP)
+    whole = Caller(skip_special_tokens=False, output_kind=OutputKind.FINAL_ONLY).feed(*ids, finish=FinishReason.STOP)
+    expected = ByteLevelTokenizer().decode(ids, skip_special_tokens=False)
+    assert "".join(streamed.texts) == whole.texts[0] == expected == "<|user|><|assistant|>word<eos>"
+
+
+@pytest.mark.parametrize("kind", list(OutputKind))
+def test_str_07_a_run_that_ends_on_its_first_token_is_one_output_with_its_usage(kind: OutputKind) -> None:
+    caller = Caller(output_kind=kind).feed(EOS, finish=FinishReason.STOP)
+    (output,) = caller.outputs
+    assert (output.finished, output.outputs[0].text, output.outputs[0].finish_reason) == (True, "", "stop")
+    assert (output.usage.prompt_tokens, output.usage.completion_tokens, output.usage.total_tokens) == (2, 1, 3)
+
+
+def test_a_prompt_that_is_only_scored_ends_without_a_token() -> None:
+    caller = Caller(max_tokens=0, prompt_logprobs=0).step({}, {0: FinishReason.LENGTH})
+    (output,) = caller.outputs
+    assert (output.finished, output.outputs[0].token_ids, output.outputs[0].finish_reason) == (True, (), "length")
+    assert caller.observer.first_tokens == []
+    assert (caller.processor.totals.prompt_tokens, caller.processor.totals.generation_tokens) == (2, 0)
+    assert caller.processor.totals.finished["length"] == 1
