@@ -62,6 +62,7 @@ class Driver:
         self.prompt_scores: dict[Request, list[float]] = {}
         self.num_prompt_computed = 0  # prompt tokens in all plans: what a prompt costs, however it is shared
         self.num_copies = 0  # pages copied for siblings
+        self.num_forks = 0  # requests that entered with all of another's prompt but its last token
         self.num_steps = 0
         self._known: set[str] = set()  # ids the device was told of and not yet told are finished
         self._by_id: dict[str, Request] = {}
@@ -259,6 +260,9 @@ class Driver:
         assert set(rows.request_ids) <= self._known
         assert plan.page_copies == () or any(plan.page_copies)
         self.num_copies += sum(map(len, plan.page_copies))
+        for new in plan.new:
+            is_fork = self._by_id[new.request_id].fork_of is not None
+            self.num_forks += is_fork and new.num_cached == new.num_prompt_tokens - 1 == len(new.token_ids) - 1
 
     def _check_tables(self, plan: SchedulerOutput) -> None:
         for request_id, slot in zip(plan.rows.request_ids, plan.rows.slots.tolist(), strict=True):

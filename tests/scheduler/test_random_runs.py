@@ -36,7 +36,7 @@ def random_request(driver: Driver, rng: random.Random) -> list[Request]:
         prompt_logprobs=scores,
         repetition_detection=rng.choice((None, None, None, RepetitionDetection(max_pattern_size=6))),
     )
-    num = rng.choice((1, 1, 1, 1, 1, 2, 3, 5))
+    num = rng.choice((1, 1, 1, 2, 3, 5))
     return driver.add_family(
         num, prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a"))
     )
@@ -69,6 +69,26 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
 )
 def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options: dict[str, int]) -> None:
     """24,000 steps in all, about 2,300 preemptions, 0 to 2 steps in flight."""
+    run_randomly(seed, num_steps, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_a_hundred_thousand_steps_over_tight_pools_of_many_shapes(seed: int) -> None:
+    rng = random.Random(seed)
+    page_size, num_groups = rng.randrange(1, 6), rng.randrange(1, 3)
+    options = {
+        "page_size": page_size,
+        "num_groups": num_groups,
+        "num_pages": 1 + rng.randrange(36, 48) // page_size,
+        "max_num_seqs": rng.randrange(3, 9),
+        "max_num_batched_tokens": rng.randrange(5, 30),
+        "caching": seed % 2 == 0,
+    }
+    run_randomly(seed, 10_000, options)
+
+
+def run_randomly(seed: int, num_steps: int, options: dict[str, int]) -> None:
     rng = random.Random(seed)
     driver = Driver(**options)
     reasons: set[FinishReason | None] = set()
@@ -80,6 +100,7 @@ def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options
     driver.retire()
     assert driver.all == []
     assert driver.scheduler.num_preemptions > num_steps // 15
+    assert driver.num_forks > num_steps // 80 and (driver.num_copies > 0) == (options.get("page_size", 4) > 1)
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
     assert (driver.scheduler.prefix_hits > 0) == options.get("caching", True)
 
@@ -122,12 +143,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix=st.sampled_from(PREFIXES),
         num_shared=st.integers(0, 12),
         tail=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
-        max_tokens=st.none() | st.integers(1, 12),
+        max_tokens=st.none() | st.integers(0, 12),
         min_tokens=st.integers(0, 1),
         ignore_eos=st.booleans(),
         stop_ids=st.lists(st.sampled_from((EOS, 3, 11)), max_size=2),
         adapter_id=st.sampled_from((None, "a")),
         cache_salt=st.sampled_from((None, "a")),
+        scores=st.sampled_from((None, None, 0)),
+        num=st.sampled_from((1, 1, 2, 3, 4)),
     )
     def add(
         self,
@@ -140,16 +163,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop_ids: list[int],
         adapter_id: str | None,
         cache_salt: str | None,
+        scores: int | None,
+        num: int,
     ) -> None:
         prompt = prefix[:num_shared] + tuple(tail)
         params = SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos, stop_token_ids=tuple(stop_ids)
+            max_tokens=max_tokens,
+            min_tokens=min_tokens if max_tokens != 0 else 0,
+            ignore_eos=ignore_eos,
+            stop_token_ids=tuple(stop_ids),
+            logprobs=scores,
+            prompt_logprobs=0 if max_tokens == 0 else scores,
         )
         if len(prompt) > self.driver.kv.capacity_tokens:
             with pytest.raises(CapacityError):
                 self.driver.add(prompt, params)
         else:
-            self.driver.add(prompt, params, adapter_id=adapter_id, cache_salt=cache_salt)
+            self.driver.add_family(num, prompt, params, adapter_id=adapter_id, cache_salt=cache_salt)
 
     @precondition(lambda self: len(self.driver.submitted) < 2)
     @rule()

@@ -12,10 +12,12 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 RULES = StopRules(frozenset({2, 3}), max_model_len=10)
 
 
-def ended(output: list[int], num_prompt: int = 4, **params: Any) -> tuple[FinishReason, int | None] | None:
+def ended(
+    output: list[int], num_prompt: int = 4, *, repeats: bool = False, **params: Any
+) -> tuple[FinishReason, int | str | None] | None:
     request = Request("r", (1,) * num_prompt, SamplingParams(**params), 0.0)
     request.output_ids.extend(output)
-    stop = RULES.check(request)
+    stop = RULES.check(request, repeats=repeats)
     return None if stop is None else (stop.reason, stop.cause)
 
 
@@ -53,3 +55,25 @@ def test_what_ends_a_request(output: list[int], params: dict[str, Any], expected
 def test_full_length_counts_prompt_and_output(num_prompt: int, max_tokens: int | None, total: int) -> None:
     request = Request("r", (1,) * num_prompt, SamplingParams(max_tokens=max_tokens), 0.0)
     assert RULES.max_tokens(request) == total
+
+
+@pytest.mark.parametrize(
+    ("output", "params", "expected"),
+    [
+        ([9, 9], {}, (STOP, "repetition")),
+        ([9, 9], {"min_tokens": 3}, None),
+        ([9, 9], {"max_tokens": 2}, (LENGTH, None)),
+        ([2, 2], {}, (STOP, None)),
+        ([5, 5], {"stop_token_ids": (5,)}, (STOP, 5)),
+    ],
+)
+def test_repetition_counts_last(output: list[int], params: dict[str, Any], expected: object) -> None:
+    assert ended(output, repeats=True, **params) == expected
+
+
+@pytest.mark.parametrize("num_prompt", [4, 10])
+def test_a_prompt_that_is_only_scored_is_full_once_something_was_sampled(num_prompt: int) -> None:
+    request = Request("r", (1,) * num_prompt, SamplingParams(max_tokens=0, prompt_logprobs=0), 0.0)
+    assert not RULES.is_full(request, num_prompt)
+    assert RULES.is_full(request, num_prompt + 1)
+    assert ended([], num_prompt, max_tokens=0, prompt_logprobs=0) == (LENGTH, None)
