@@ -49,7 +49,7 @@ class BeamSearch:
 
     def wanted(self) -> tuple[Beam, ...]:
         """The beams whose next tokens `advance` needs; none once the search is over."""
-        return () if self._num_tokens == self._max_tokens or self._is_decided() else tuple(self._live)
+        return () if self._num_tokens == self._max_tokens else tuple(self._live)
 
     def advance(self, candidates: Sequence[Sequence[Candidate]]) -> None:
         """Continue each wanted beam: 2 x width candidates each (fewer in a smaller vocabulary), most likely first."""
@@ -63,6 +63,8 @@ class BeamSearch:
         self._live = going[: self._width]
         self._finished = self._ranked(self._finished)
         self._num_tokens += 1
+        if self._num_tokens < self._max_tokens and self._is_decided():
+            self._live = []
 
     def best(self) -> list[Beam]:
         """The `width` best sequences, best first; at any time."""
@@ -73,9 +75,7 @@ class BeamSearch:
 
     def _is_decided(self) -> bool:
         """Whether no running beam can still come among the best: log probabilities only ever fall."""
-        if not self._live:
-            return True
-        if len(self._finished) < self._width:
+        if not self._live or len(self._finished) < self._width:
             return False
         longest = self._max_tokens if self._length_penalty >= 0 else self._num_tokens + 1
         bound = self._live[0].cumulative_logprob / longest**self._length_penalty
