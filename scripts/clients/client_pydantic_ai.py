@@ -33,7 +33,7 @@ async def streamed(asking: Agent, text: str) -> str:
 async def _() -> None:
     result = await agent().run(QUESTION)
     true("Paris" in result.output, f"Paris in {result.output!r}")
-    usage = result.usage() if callable(result.usage) else result.usage
+    usage = result.all_messages()[-1].usage
     equal(usage.total_tokens, usage.input_tokens + usage.output_tokens)
     true(usage.input_tokens > 10, "the prompt was counted")
 

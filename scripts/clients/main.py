@@ -10,6 +10,7 @@ import argparse
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,25 +85,25 @@ def _command(client: Client, cache: Path) -> list[str]:
 
 
 def _run(name: str, command: list[str], timeout_s: float, tally: Tally) -> None:
-    """Run a client's script, its lines behind its name. Only lines of checks count."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-        output, errors, code = done.stdout, done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        output, errors, code = _text(error.stdout), f"not done within {timeout_s:.0f} s", 1
-    found = [line for line in output.splitlines() if line.startswith(("ok ", "FAIL "))]
-    failed = sum(line.startswith("FAIL ") for line in found)
-    tally.passed += len(found) - failed
-    tally.failed += failed
-    for line in found:
-        print(f"{name:16} {line}", flush=True)
-    if not found or (code != 0 and not failed):
+    """Run a client's script, showing its lines behind its name as they come. Only lines of checks count."""
+    passed, failed = 0, 0
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        timer = threading.Timer(timeout_s, process.kill)
+        timer.start()
+        for line in process.stdout or ():
+            is_good, is_bad = line.startswith("ok "), line.startswith("FAIL ")
+            passed, failed = passed + is_good, failed + is_bad
+            if is_good or is_bad:
+                print(f"{name:16} {line.rstrip()}", flush=True)
+        code = process.wait()
+        timer.cancel()
+        errors.seek(0)
+        said = errors.read()[-2000:]
+    tally.passed, tally.failed = tally.passed + passed, tally.failed + failed
+    if code != (1 if failed else 0) or not passed + failed:
         tally.broken += 1
-        print(f"{name:16} FAIL the script ended with code {code}: {errors[-2000:]}", flush=True)
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+        print(f"{name:16} FAIL the script ended with code {code}, at most {timeout_s:.0f} s after: {said}", flush=True)
 
 
 if __name__ == "__main__":

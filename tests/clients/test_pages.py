@@ -71,7 +71,7 @@ def tiny_model(tmp_path: Path) -> Path:
 
 
 def test_the_sampling_pages_examples_run_on_a_tiny_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = partial(jaxllm.LLM, str(tiny_model), load_format="dummy", dtype="float32")
+    tiny = partial(jaxllm.LLM, str(tiny_model), load_format="dummy", dtype="float32", max_num_batched_tokens=16)
     monkeypatch.setattr(jaxllm, "LLM", tiny, raising=False)
     run_examples("sampling.md")
 
