@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jaxllm.engine.clock import ManualClock
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.executor import Ticket
-from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, ErrorKind, StepDeltas
-from jaxllm.testing.scripted import ScriptedExecutor
+from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, ErrorKind, StepDeltas, TokenDelta
+from jaxllm.testing.logprobs import scripted_columns
+from jaxllm.testing.scripted import Script, ScriptedExecutor
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
-from jaxllm.types.step import SchedulerOutput, StepOutput
+from jaxllm.types.step import PromptLogprobs, SchedulerOutput, StepOutput
 from tests.helpers.scripted_engine import Settings, make_parts, script, scripted
 
 
@@ -124,6 +126,79 @@ def test_an_abort_in_flight_gives_pages_back_when_the_step_is_collected() -> Non
     assert run(core) == {}
     after = core.stats()
     assert (after.num_free_pages, after.num_running, after.num_waiting) == (before.num_free_pages, 0, 0)
+
+
+def collected(core: EngineCore) -> dict[str, list[TokenDelta]]:
+    deltas: dict[str, list[TokenDelta]] = {}
+    while core.has_work:
+        step = core.step()
+        for delta in step.deltas if step else ():
+            deltas.setdefault(delta.request_id, []).append(delta)
+    return deltas
+
+
+def test_deltas_carry_log_probabilities_of_their_tokens_and_of_the_prompt_in_parts() -> None:
+    core = make_core(RecordingExecutor(scripted()), Settings(max_num_batched_tokens=4))
+    core.add(add_message("a", prompt="abcdefg", logprobs=2, prompt_logprobs=1))
+    deltas = collected(core)["a"]
+    assert [delta.token_ids for delta in deltas] == [(), tuple(b"H"), tuple(b"e"), tuple(b"l")]
+    assert [delta.logprobs for delta in deltas] == [None, *(scripted_columns([i], 2) for i in b"Hel")]
+    assert [delta.prompt_logprobs for delta in deltas] == [
+        PromptLogprobs(1, scripted_columns(b"bcde", 1)),
+        PromptLogprobs(5, scripted_columns(b"fg", 1)),
+        None,
+        None,
+    ]
+
+
+def test_log_probabilities_of_chosen_ids() -> None:
+    core = make_core(RecordingExecutor(scripted()), Settings())
+    core.add(add_message("a", logprob_token_ids=(101, 72), max_tokens=1))
+    assert [delta.logprobs for delta in collected(core)["a"]] == [scripted_columns(b"H", chosen_ids=(101, 72))]
+
+
+def test_a_prompt_that_is_only_scored_ends_with_its_last_scores_and_no_token() -> None:
+    core = make_core(RecordingExecutor(scripted()), Settings(max_model_len=7, max_num_batched_tokens=4))
+    core.add(add_message("a", prompt="abcdefg", prompt_logprobs=0, logprobs=1, max_tokens=0))
+    deltas = collected(core)["a"]
+    assert [(delta.token_ids, delta.logprobs, delta.finish_reason) for delta in deltas] == [
+        ((), None, None),
+        ((), None, FinishReason.LENGTH),
+    ]
+    assert [d.prompt_logprobs and d.prompt_logprobs.columns.token_ids for d in deltas] == [list(b"bcde"), list(b"fg")]
+
+
+def test_siblings_share_a_prompt_and_are_no_prefix_hits() -> None:
+    executor = RecordingExecutor(scripted(Script(choices=(tuple(b"one"), tuple(b"two"), tuple(b"six")))))
+    core = make_core(executor, Settings())
+    first = add_message("a#0", prompt="abcdefghij")
+    core.add(first)
+    for i in (1, 2):
+        core.add(msgspec.structs.replace(first, request_id=f"a#0/{i}", fork_of="a#0"))
+    num_tokens = 0
+    tokens: dict[str, bytes] = {}
+    while core.has_work:
+        step = core.step()
+        num_tokens += step.num_scheduled_tokens if step else 0
+        for delta in step.deltas if step else ():
+            assert delta.num_cached == 0
+            tokens[delta.request_id] = tokens.get(delta.request_id, b"") + bytes(delta.token_ids)
+    assert tokens == {"a#0": b"one", "a#0/1": b"two", "a#0/2": b"six"}
+    assert num_tokens == 10 + 2 + 3 * 2  # the prompt once, its last token for each sibling, and decodes
+    assert (core.stats().prefix_queries_tokens, core.stats().prefix_hits_tokens) == (10, 0)
+    assert core._first == {}
+
+
+def test_bad_words_and_forks_reach_the_executor() -> None:
+    executor = scripted()
+    parts = make_parts(executor)
+    core = EngineCore(executor, parts.scheduler, parts.kv, ManualClock())
+    core.add(msgspec.structs.replace(add_message("a"), bad_word_ids=((1, 2), (3,))))
+    core.add(msgspec.structs.replace(add_message("b"), fork_of="a"))
+    assert parts.scheduler.requests["b"].fork_of == "a"
+    plan = parts.scheduler.schedule(0.0)
+    assert plan is not None
+    assert [(new.request_id, new.bad_word_ids) for new in plan.new] == [("a", ((1, 2), (3,)))]
 
 
 def test_fail_names_every_request_and_then_says_that_nothing_follows() -> None:

@@ -219,3 +219,68 @@ def test_a_finished_request_leaves_no_record() -> None:
     for i in range(20):
         finish(kv, run(kv, ask(*range(i, i + 40))))
     assert kv._records == {}
+
+
+# Forks
+
+
+@pytest.mark.parametrize("specs", [1, 2])
+@pytest.mark.parametrize(
+    ("num_prompt", "num_shared", "is_copied"), [(1, 0, False), (16, 0, True), (17, 1, False), (18, 1, True)]
+)
+def test_a_fork_shares_full_pages_and_copies_the_one_it_will_write(
+    num_prompt: int, num_shared: int, is_copied: bool, specs: int
+) -> None:
+    kv = make(specs=specs, caching=False)
+    first = ask(*range(num_prompt))
+    kv.adopt_prefix(first)
+    kv.grow(first, num_prompt)
+    num_free = kv.num_free_pages
+    second = ask(*range(num_prompt))
+    copies = kv.fork(second, first)
+    own = num_shared + 2  # the pages of the first one came before
+    expected = ((num_shared + 1, own),) if is_copied else ()
+    assert copies == (expected,) * specs
+    assert second.pages == [[*range(1, num_shared + 1), own]] * specs
+    assert second.num_cached == second.num_computed == num_prompt - 1
+    assert kv.num_free_pages == num_free - 1
+    kv.check()
+    finish(kv, first)
+    kv.check()
+    assert kv.num_free_pages == 9 - len(second.pages[0])
+    finish(kv, second)
+    assert kv.num_free_pages == 9 and kv._records == {}
+
+
+def test_a_fork_without_a_page_left_changes_nothing() -> None:
+    kv = make(num_pages=3)
+    first = run(kv, ask(*range(20)))
+    second = ask(*range(20))
+    assert kv.fork(second, first) is None
+    assert (second.pages, second.num_computed, second.num_cached) == ([], 0, 0)
+    kv.check()
+    with pytest.raises(RuntimeError, match="holds pages already"):
+        kv.fork(first, first)
+
+
+def test_a_page_shared_before_it_was_indexed_is_indexed_by_whoever_commits_first() -> None:
+    kv = make()
+    first, second = ask(*range(40)), ask(*range(40))
+    kv.adopt_prefix(first)
+    kv.grow(first, 40)
+    kv.fork(second, first)
+    finish(kv, first)  # preempted or aborted before its step was collected: it commits nothing
+    assert kv.match_prefix(ask(*range(40))) == 0
+    second.num_computed = 40
+    kv.commit(second)
+    assert kv.match_prefix(ask(*range(40))) == 32
+    third = ask(*range(40))
+    kv.fork(third, second)
+    third.num_computed = 40
+    kv.commit(third)
+    assert kv.match_prefix(ask(*range(40))) == 32
+    kv.check()
+    for request in (second, third):
+        finish(kv, request)
+    kv.check()
+    assert kv.match_prefix(ask(*range(40))) == 32

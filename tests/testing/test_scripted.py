@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.clock import ManualClock
+from jaxllm.engine.core import EngineCore
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import ConfigError
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.testing.faults import Fault, FaultKind, FaultPlace, FaultyExecutor
 from jaxllm.testing.scripted import Script, ScriptedExecutor
 from jaxllm.types.sampling import SamplingParams
-from tests.helpers.scripted_engine import EOS, make_parts, script, scripted
+from tests.helpers.scripted_engine import EOS, Settings, make_parts, script, scripted
 
 TOKENIZER = ByteLevelTokenizer()
 PARAMS = SamplingParams(max_tokens=12)
@@ -70,6 +73,16 @@ def test_repeat_for_the_whole_file(tmp_path: Path) -> None:
         ({"faults": [{"step": 1, "kind": "explode"}]}, "explode"),
         ({"faults": [{"kind": "raise"}]}, "step"),
         ({"step_s": "fast"}, "step_s"),
+        ({"step_s": -0.5}, r"step_s=-0\.5; accepted: a finite number of seconds, at least 0"),
+        ({"max_model_len": 1}, "max_model_len=1; accepted: at least 2"),
+        ({"faults": [{"step": 0, "kind": "raise"}]}, r"faults\[0\]\.step=0; accepted: at least 1"),
+        ({"responses": [{"text": "a"}, {"token_ids": [3, -1]}]}, r"responses\[1\]\.token_ids holds -1; accepted"),
+        ({"responses": [{"prompt_starts_with_ids": [-2], "text": ""}]}, "prompt_starts_with_ids holds -2"),
+        ({"responses": [{"prompt_contains_ids": [-2], "text": ""}]}, "prompt_contains_ids holds -2"),
+        ({"responses": [{"choices": ["a", [1, -7]]}]}, r"responses\[0\]\.choices\[1\] holds -7"),
+        ({"responses": [{"choices": []}]}, r"responses\[0\]\.choices=\[\]; accepted: at least one"),
+        ({"responses": [{"choices": ["a"], "text": "b"}]}, r"responses\[0\] has both text and choices"),
+        ({"default": {"token_ids": [2147483648]}}, "default.token_ids holds 2147483648"),
     ],
 )
 def test_a_wrong_file_is_a_config_error_that_names_the_key(tmp_path: Path, content: Any, named: str) -> None:
@@ -110,6 +123,78 @@ def test_scripts_go_by_position() -> None:
     assert [once.token(i, 9) for i in range(4)] == [1, 2, 9, 9]
     assert [again.token(i, 9) for i in range(4)] == [1, 2, 1, 2]
     assert Script(repeat=True).token(0, 9) == 9
+
+
+def test_choices_go_to_siblings_in_turn() -> None:
+    several = Script(choices=((1, 2), (3,), ()), repeat=True)
+    assert [[several.token(i, 9, sibling) for i in range(3)] for sibling in range(4)] == [
+        [1, 2, 1],
+        [3, 3, 3],
+        [9, 9, 9],
+        [1, 2, 1],
+    ]
+
+
+def tokens_of(executor: ScriptedExecutor, *messages: AddRequest) -> dict[str, str]:
+    """What each sequence gets through scheduler and core, as text."""
+    parts = make_parts(executor, Settings(num_pages=40))
+    core = EngineCore(executor, parts.scheduler, parts.kv, ManualClock())
+    for message in messages:
+        assert core.add(message) is None
+    texts: dict[str, str] = {}
+    while core.has_work:
+        step = core.step()
+        for delta in step.deltas if step else ():
+            texts[delta.request_id] = texts.get(delta.request_id, "") + TOKENIZER.decode(delta.token_ids)
+    parts.kv.check()
+    return texts
+
+
+def ask(request_id: str, prompt: str, fork_of: str | None = None) -> AddRequest:
+    return AddRequest(request_id, tuple(prompt.encode()), PARAMS, arrival_s=0.0, seed=0, fork_of=fork_of)
+
+
+def family(first: str, prompt: str, num: int) -> list[AddRequest]:
+    return [ask(first, prompt)] + [ask(f"{first}/{i}", prompt, first) for i in range(1, num)]
+
+
+def test_siblings_get_their_choice_and_count_as_one_request(tmp_path: Path) -> None:
+    executor = load(
+        tmp_path / "script.json",
+        responses=[
+            {"prompt_contains": "colour", "choices": ["red", list(b"green"), "blue"]},
+            {"text": "first"},
+            {"choices": ["second", "another"]},
+        ],
+        default={"choices": ["default"]},
+    )
+    texts = tokens_of(
+        executor,
+        *family("a#0", "any", 2),
+        *family("a/1#1", "a colour", 4),
+        *family("b#2", "any", 2),
+        *family("c#3", "any", 2),
+        ask("plain", "any"),
+    )
+    assert texts == {
+        **{"a#0": "first", "a#0/1": "first"},
+        **{"a/1#1": "red", "a/1#1/1": "green", "a/1#1/2": "blue", "a/1#1/3": "red"},
+        **{"b#2": "second", "b#2/1": "another"},
+        **{"c#3": "default", "c#3/1": "default", "plain": "default"},
+    }
+
+
+def test_an_id_without_siblings_may_come_again_for_another_answer() -> None:
+    executor = scripted(script("one"), script("two"))
+    parts = make_parts(executor)
+    core = EngineCore(executor, parts.scheduler, parts.kv, ManualClock())
+    got: list[int] = []
+    for _ in range(2):
+        core.add(ask("x", "a"))
+        while core.has_work:
+            step = core.step()
+            got += [i for delta in (step.deltas if step else ()) for i in delta.token_ids]
+    assert TOKENIZER.decode(got) == "onetwo"
 
 
 def test_the_byte_tokenizer_reads_what_it_wrote() -> None:
