@@ -29,8 +29,8 @@ def shape_logits(
 
     def shape(logits: jax.Array) -> jax.Array:
         logits = where_needed(rows.uses(USES_ALLOWED), lambda x, on: _allow(x, rows, tables, on), logits)
-        logits = where_needed(rows.uses(USES_BAD_WORDS), lambda x, on: _forbid_bad_words(x, rows, tables, on), logits)
-        logits = where_needed(rows.holds_back, lambda x, on: transforms.forbid(x, rows.forbidden, on), logits)
+        forbids = rows.uses(USES_BAD_WORDS) | rows.holds_back
+        logits = where_needed(forbids, lambda x, on: _forbid(x, rows, tables, on), logits)
         logits = where_needed(rows.uses(USES_BIAS), lambda x, on: _bias(x, rows, tables, on), logits)
         for index, processor in enumerate(processors):
             logits = _process(processor, index, logits, rows)
@@ -54,8 +54,15 @@ def _bias(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.
     return transforms.bias(logits, tables.bias_ids[rows.slots], tables.bias_values[rows.slots], is_active)
 
 
-def _forbid_bad_words(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.Array) -> jax.Array:
-    """Remove the last token of each sequence whose other tokens are the last of the output."""
+def _forbid(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.Array) -> jax.Array:
+    """Ends of bad words, and what min_tokens hold back: both are few ids a row, so one scatter does."""
+    ends = jnp.where(rows.uses(USES_BAD_WORDS)[:, None], _ends_of_bad_words(rows, tables), -1)
+    held_back = jnp.where(rows.holds_back[:, None], rows.forbidden, -1)
+    return transforms.forbid(logits, jnp.concatenate([ends, held_back], axis=1), is_active)
+
+
+def _ends_of_bad_words(rows: SamplingRows, tables: Tables) -> jax.Array:
+    """[N, MAX_BAD_SEQUENCES] int32: last token of each sequence whose other tokens end the output, or -1."""
     sequences = tables.bad_words[rows.slots]
     offsets = jnp.arange(1 - MAX_BAD_SEQUENCE_TOKENS, 0, dtype=jnp.int32)
     positions = rows.positions[:, None] + offsets
@@ -63,7 +70,7 @@ def _forbid_bad_words(logits: jax.Array, rows: SamplingRows, tables: Tables, is_
     recent = jnp.where(positions >= rows.num_prompt_tokens[:, None], ids, _NOT_OUTPUT)
     beginnings, last = sequences[:, :, :-1], sequences[:, :, -1]
     is_match = jnp.all((beginnings < 0) | (beginnings == recent[:, None, :]), axis=-1)
-    return transforms.forbid(logits, jnp.where(is_match, last, -1), is_active)
+    return jnp.where(is_match, last, -1)
 
 
 def _process(processor: LogitsProcessor, index: int, logits: jax.Array, rows: SamplingRows) -> jax.Array:

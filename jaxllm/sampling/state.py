@@ -117,33 +117,95 @@ def set_step(rows: Int32Array, positions: Int32Array, slots: Int32Array) -> None
     rows[:, _SLOT] = slots
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        *("temperature", "top_p", "top_k", "min_p", "presence", "frequency", "repetition", "seeds"),
-        *("min_positions", "positions", "slots", "num_prompt_tokens", "flags", "forbidden", "arguments"),
-    ],
-    meta_fields=[],
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["packed"], meta_fields=[])
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The columns, typed, on the device. A row of zeros is a greedy row that asks for nothing."""
+    """The columns, typed, on the device. A row of zeros is a greedy row that asks for nothing.
 
-    temperature: jax.Array  # [N] float32
-    top_p: jax.Array  # [N] float32, at least 1: off
-    top_k: jax.Array  # [N] int32, below 1 or at least V: off
-    min_p: jax.Array  # [N] float32, 0: off
-    presence: jax.Array  # [N] float32
-    frequency: jax.Array  # [N] float32
-    repetition: jax.Array  # [N] float32, 1: off
-    seeds: jax.Array  # [N, 2] uint32, high word first
-    min_positions: jax.Array  # [N] int32, first position where `forbidden` ids are allowed
-    positions: jax.Array  # [N] int32, of the token to sample
-    slots: jax.Array  # [N] int32
-    num_prompt_tokens: jax.Array  # [N] int32
-    flags: jax.Array  # [N] int32, see `uses`
-    forbidden: jax.Array  # [N, MAX_FORBIDDEN] int32, -1 for none
-    arguments: jax.Array  # [N, MAX_PROCESSORS] float32
+    Columns are cut out where they are used: cut out at once, each would be an array, and a kernel
+    to compile, of its own wherever a condition lies between.
+    """
+
+    packed: jax.Array  # [N, NUM_COLUMNS] int32
+
+    def _floats(self, column: int | slice) -> jax.Array:
+        return lax.bitcast_convert_type(self.packed[:, column], jnp.float32)
+
+    @property
+    def temperature(self) -> jax.Array:
+        """[N] float32."""
+        return self._floats(_TEMPERATURE)
+
+    @property
+    def top_p(self) -> jax.Array:
+        """[N] float32, at least 1: off."""
+        return self._floats(_TOP_P)
+
+    @property
+    def top_k(self) -> jax.Array:
+        """[N] int32, below 1 or at least V: off."""
+        return self.packed[:, _TOP_K]
+
+    @property
+    def min_p(self) -> jax.Array:
+        """[N] float32, 0: off."""
+        return self._floats(_MIN_P)
+
+    @property
+    def presence(self) -> jax.Array:
+        """[N] float32."""
+        return self._floats(_PRESENCE)
+
+    @property
+    def frequency(self) -> jax.Array:
+        """[N] float32."""
+        return self._floats(_FREQUENCY)
+
+    @property
+    def repetition(self) -> jax.Array:
+        """[N] float32, 1: off."""
+        return self._floats(_REPETITION)
+
+    @property
+    def seeds(self) -> jax.Array:
+        """[N, 2] uint32, high word first."""
+        words = jnp.stack([self.packed[:, _SEED_HIGH], self.packed[:, _SEED_LOW]], axis=1)
+        return lax.bitcast_convert_type(words, jnp.uint32)
+
+    @property
+    def min_positions(self) -> jax.Array:
+        """[N] int32, first position where `forbidden` ids are allowed."""
+        return self.packed[:, _MIN_POSITION]
+
+    @property
+    def positions(self) -> jax.Array:
+        """[N] int32, of the token to sample."""
+        return self.packed[:, _POSITION]
+
+    @property
+    def slots(self) -> jax.Array:
+        """[N] int32."""
+        return self.packed[:, _SLOT]
+
+    @property
+    def num_prompt_tokens(self) -> jax.Array:
+        """[N] int32."""
+        return self.packed[:, _NUM_PROMPT_TOKENS]
+
+    @property
+    def forbidden(self) -> jax.Array:
+        """[N, MAX_FORBIDDEN] int32, -1 for none."""
+        return self.packed[:, _FORBIDDEN]
+
+    @property
+    def arguments(self) -> jax.Array:
+        """[N, MAX_PROCESSORS] float32."""
+        return self._floats(_ARGUMENTS)
+
+    @property
+    def flags(self) -> jax.Array:
+        """[N] int32, see `uses`."""
+        return self.packed[:, _FLAGS]
 
     @property
     def is_greedy(self) -> jax.Array:
@@ -166,24 +228,4 @@ class SamplingRows:
 
 def unpack(rows: jax.Array) -> SamplingRows:
     """rows [N, NUM_COLUMNS] int32, as `pack_row` and `set_step` left them."""
-
-    def floats(column: int | slice) -> jax.Array:
-        return lax.bitcast_convert_type(rows[:, column], jnp.float32)
-
-    return SamplingRows(
-        temperature=floats(_TEMPERATURE),
-        top_p=floats(_TOP_P),
-        top_k=rows[:, _TOP_K],
-        min_p=floats(_MIN_P),
-        presence=floats(_PRESENCE),
-        frequency=floats(_FREQUENCY),
-        repetition=floats(_REPETITION),
-        seeds=lax.bitcast_convert_type(jnp.stack([rows[:, _SEED_HIGH], rows[:, _SEED_LOW]], axis=1), jnp.uint32),
-        min_positions=rows[:, _MIN_POSITION],
-        positions=rows[:, _POSITION],
-        slots=rows[:, _SLOT],
-        num_prompt_tokens=rows[:, _NUM_PROMPT_TOKENS],
-        flags=rows[:, _FLAGS],
-        forbidden=rows[:, _FORBIDDEN],
-        arguments=floats(_ARGUMENTS),
-    )
+    return SamplingRows(rows)

@@ -133,43 +133,38 @@ def _keep_highest(logits: jax.Array, weights: jax.Array, enough: jax.Array, is_a
     """
     keys = _ordered_bits(logits)
 
-    def add_bit(index: jax.Array, threshold: jax.Array) -> jax.Array:
+    def add_bit(index: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        threshold, above = state
         candidate = threshold | (jnp.uint32(1) << (_KEY_BITS - 1 - index).astype(jnp.uint32))
         reached = _row_sum(jnp.where(keys >= candidate[:, None], weights, 0.0))
-        return jnp.where(reached >= enough, candidate, threshold)
+        return jnp.where(reached >= enough, candidate, threshold), jnp.where(reached >= enough, above, reached)
 
-    threshold = lax.fori_loop(jnp.int32(0), jnp.int32(_KEY_BITS), add_bit, jnp.zeros(logits.shape[0], jnp.uint32))
+    nothing = jnp.zeros(logits.shape[0], jnp.uint32)
+    # The last candidate that did not reach is threshold + 1, whatever the bits: `above` is the sum past the threshold.
+    state = (nothing, nothing.astype(jnp.float32))
+    threshold, above = lax.fori_loop(jnp.int32(0), jnp.int32(_KEY_BITS), add_bit, state)
     is_tied = keys == threshold[:, None]
-    above = _row_sum(jnp.where(keys > threshold[:, None], weights, 0.0))
-    weight = jnp.max(jnp.where(is_tied, weights, 0.0), axis=-1)
-    num_wanted = jnp.ceil((enough - above) / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny))
-    num_wanted = jnp.clip(num_wanted, 1.0, logits.shape[1]).astype(jnp.int32)
-    is_kept = (keys > threshold[:, None]) | _lowest_ids(is_tied, num_wanted, is_active)
+    is_kept = (keys > threshold[:, None]) | _lowest_ids(is_tied, weights, enough - above, is_active)
     return jnp.where(is_kept | ~is_active[:, None], logits, -jnp.inf)
 
 
-def _lowest_ids(is_tied: jax.Array, num_wanted: jax.Array, is_active: jax.Array) -> jax.Array:
-    """[N, V] bool: the first num_wanted [N] of the columns where is_tied [N, V]. Rarely some have to go."""
-    vocab_size = is_tied.shape[-1]
+def _lowest_ids(is_tied: jax.Array, weights: jax.Array, enough: jax.Array, is_active: jax.Array) -> jax.Array:
+    """[N, V] bool: the fewest of the first columns where is_tied whose weights sum to `enough` [N]; all, if none do."""
+    num_rows, vocab_size = is_tied.shape
     ids = lax.broadcasted_iota(jnp.int32, is_tied.shape, 1)
 
-    def num_below(bound: jax.Array) -> jax.Array:
-        return jnp.sum(is_tied & (ids < bound[:, None]), axis=-1, dtype=jnp.int32)
-
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # too few are below `low`, enough below `high`
+        low, high = bounds  # too little lies below `low`, enough below `high`
         middle = (low + high) // 2
-        is_enough = num_below(middle) >= num_wanted
+        is_enough = _row_sum(jnp.where(is_tied & (ids < middle[:, None]), weights, 0.0)) >= enough
         return jnp.where(is_enough, low, middle), jnp.where(is_enough, middle, high)
 
-    def cut() -> jax.Array:
-        low = jnp.zeros(is_tied.shape[0], jnp.int32)
-        bounds = (low, jnp.full_like(low, vocab_size))
-        _, high = lax.fori_loop(jnp.int32(0), jnp.int32(vocab_size.bit_length()), halve, bounds)
-        return is_tied & (ids < high[:, None])
-
-    has_more = num_below(jnp.full(is_tied.shape[0], vocab_size, jnp.int32)) > num_wanted
-    return lax.cond(jnp.any(has_more & is_active), cut, lambda: is_tied)
+    # Counted as floats, which are exact up to 2 ** 24: CPUs have a fast sum for those.
+    num_tied = _row_sum(is_tied.astype(jnp.float32))
+    num_halvings = jnp.where(jnp.any(is_active & (num_tied > 1.0)), vocab_size.bit_length(), 0).astype(jnp.int32)
+    bounds = (jnp.zeros(num_rows, jnp.int32), jnp.full(num_rows, vocab_size, jnp.int32))
+    _, high = lax.fori_loop(jnp.int32(0), num_halvings, halve, bounds)
+    return is_tied & (ids < high[:, None])
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
