@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     text = joined_rows(args.text) if args.jsonl else args.text.read_text(encoding="utf-8")
     with LLM(model=args.model, dtype=args.dtype, max_model_len=args.window, generation_config="vllm") as llm:
         windows = cut(llm.tokenizer.encode(text, False), args.window, args.max_windows)
-        scores = score(llm, windows)
+        scores = score(llm.generate, windows)
     total = together(scores)
     if args.json:
         found = {"nll": total.nll, "perplexity": total.perplexity, "num_tokens": total.num_tokens}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxllm import LLM, RequestOutput
+    from jaxllm import RequestOutput, SamplingParams
+
+    Generate = Callable[[list[list[int]], SamplingParams], Sequence[RequestOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,16 @@ def cut(token_ids: Sequence[int], size: int, most: int | None = None) -> list[Se
     return [token_ids[i * size : (i + 1) * size] for i in range(count)]
 
 
-def score(llm: LLM, windows: Sequence[Sequence[int]]) -> list[Score]:
-    """Score each window by itself, through the engine: its prompt's log probabilities, and nothing generated."""
+def score(generate: Generate, windows: Sequence[Sequence[int]]) -> list[Score]:
+    """Score each window by itself, through the engine: its prompt's log probabilities, and nothing generated.
+
+    Args:
+        generate: `LLM.generate`, or what takes token ids and parameters as it does.
+    """
     from jaxllm import SamplingParams
 
     params = SamplingParams(max_tokens=0, prompt_logprobs=0, temperature=0, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": list(window)} for window in windows], params)
+    outputs = generate([list(window) for window in windows], params)
     return [_of_window(output, window) for output, window in zip(outputs, windows, strict=True)]
 
 

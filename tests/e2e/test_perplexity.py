@@ -6,13 +6,16 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from jaxllm import LLM
+from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.engine.inputs import TokensPrompt
+from jaxllm.tokenizer.base import Tokenizer
 from scripts.eval.windows import cut, joined_rows, score, together
+from tests.e2e.conftest import RunningModel
 
 REPO = Path(__file__).parents[2]
 ROWS = REPO / "tests/golden/gsm8k-test-40.jsonl"
@@ -23,27 +26,25 @@ NLL = 1.788649
 PERPLEXITY = 5.9814
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    """As many tokens as a window has; the step's budget cuts a window into chunks, four at once."""
-    with LLM(dtype="float32", max_model_len=WINDOW, max_num_seqs=4, max_num_batched_tokens=256) as llm:
-        yield llm
+def windows_of(tokenizer: Tokenizer) -> list[Sequence[int]]:
+    return cut(tokenizer.encode(joined_rows(ROWS), False)[:NUM_TOKENS], WINDOW)
 
 
-@pytest.fixture(scope="module")
-def windows(llm: LLM) -> list[Sequence[int]]:
-    return cut(llm.tokenizer.encode(joined_rows(ROWS), False)[:NUM_TOKENS], WINDOW)
+def test_the_first_window_is_as_surprising_as_to_transformers(smollm2: RunningModel) -> None:
+    def generate(prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
+        return smollm2.engine.generate([TokensPrompt(ids) for ids in prompts], [params] * len(prompts))
 
-
-def test_the_first_window_is_as_surprising_as_to_transformers(llm: LLM, windows: list[Sequence[int]]) -> None:
-    (found,) = score(llm, windows[:1])
+    (found,) = score(generate, windows_of(smollm2.parts.tokenizer)[:1])
     assert found.num_tokens == WINDOW - 1
     assert found.nll == pytest.approx(FIRST_WINDOW_NLL, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_perplexity_on_gsm8k_is_that_of_transformers(llm: LLM, windows: list[Sequence[int]]) -> None:
-    found = together(score(llm, windows))
+def test_perplexity_on_gsm8k_is_that_of_transformers() -> None:
+    """As many tokens fit as a window has; the step's budget cuts windows into chunks, four windows at once."""
+    with LLM(dtype="float32", max_model_len=WINDOW, max_num_seqs=4, max_num_batched_tokens=256) as llm:
+        windows = windows_of(llm.tokenizer)
+        found = together(score(llm.generate, windows))
     assert len(windows) == 8
     assert found.num_tokens == 8 * (WINDOW - 1)
     assert found.nll == pytest.approx(NLL, abs=1e-4)
