@@ -79,9 +79,15 @@ class Planner:
         *,
         num_cached: int = 0,
         params: SamplingParams = GREEDY,
+        num_prompt_tokens: int | None = None,
+        bad_word_ids: tuple[tuple[int, ...], ...] = (),
     ) -> NewRequest:
+        """`num_prompt_tokens` None: all of `token_ids`."""
         self._given.pop(slot, None)
-        return NewRequest(request_id, slot, tuple(token_ids), len(token_ids), params, 7, num_cached)
+        num_prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
+        return NewRequest(
+            request_id, slot, tuple(token_ids), num_prompt, params, 7, num_cached, bad_word_ids=bad_word_ids
+        )
 
     def plan(
         self, pieces: Sequence[Piece], new: Sequence[NewRequest] = (), pages: dict[int, Sequence[int]] | None = None
