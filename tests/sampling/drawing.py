@@ -104,7 +104,7 @@ def sampled(rows: Sequence[Row], **options: Any) -> tuple[np.ndarray, np.ndarray
     ids, logprobs = run(rows, logprobs=LogprobsSpec(vocab_size, "processed_logits"), **options)
     assert logprobs is not None
     logits = np.full((len(rows), vocab_size), np.nan, np.float32)
-    np.put_along_axis(logits, logprobs.top_ids, logprobs.top_values, axis=1)
+    np.put_along_axis(logits, np.asarray(logprobs.top_ids), np.asarray(logprobs.top_values), axis=1)
     return ids, logits
 
 

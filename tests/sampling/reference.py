@@ -42,9 +42,10 @@ def shaped(row: Row, processors: Processors | None = None) -> np.ndarray:
         logits[[*row.eos_ids, *params.stop_token_ids]] = -np.inf
     for token, value in (params.logit_bias or {}).items():
         logits[token] += value
+    arguments = params.extra_args or {}
     for name, apply in (processors or {}).items():
-        if name in (params.extra_args or {}):
-            logits = np.where(logits == -np.inf, -np.inf, apply(np.maximum(logits, -1e30), params.extra_args[name]))
+        if name in arguments:
+            logits = np.where(logits == -np.inf, -np.inf, apply(np.maximum(logits, -1e30), arguments[name]))
     for token in set(row.tokens):
         factor = params.repetition_penalty
         logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor

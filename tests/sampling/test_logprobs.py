@@ -119,7 +119,7 @@ def test_modes_show_the_logits_before_everything_or_after(mode: Any) -> None:
 
 def test_processed_greedy_rows_are_equal_in_both_programs() -> None:
     rows = rows_of_all_kinds()[:2]
-    spec = LogprobsSpec(20, "processed_logprobs")
+    spec = LogprobsSpec(VOCAB, "processed_logprobs")
     (ids, one), (others, two) = (run(rows, greedy=greedy, logprobs=spec) for greedy in (True, False))
     assert ids.tolist() == others.tolist()
     jax.tree.map(np.testing.assert_array_equal, one, two)
@@ -128,7 +128,7 @@ def test_processed_greedy_rows_are_equal_in_both_programs() -> None:
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_log_probabilities_of_a_row_are_the_same_alone_and_in_a_batch(mode: Any) -> None:
     rows = rows_of_all_kinds()
-    spec = LogprobsSpec(20, mode)
+    spec = LogprobsSpec(VOCAB, mode)
     alone = [run([row], size=1, greedy=False, logprobs=spec) for row in rows]
     order = [3, 1, 4, 0, 2]
     ids, together = run([rows[i] for i in order], greedy=False, logprobs=spec)

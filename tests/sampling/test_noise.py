@@ -44,3 +44,13 @@ def test_neither_seed_nor_position_repeats_another() -> None:
     values = np.asarray(exponential_jit(seeds, positions, 200))
     correlation = np.corrcoef(values) - np.eye(4)
     assert np.abs(correlation).max() < 0.3
+
+
+def test_a_row_is_the_same_bits_in_a_batch_of_any_size() -> None:
+    """Vectors run over the rows' ends: their last columns may be computed another way."""
+    seeds = np.random.default_rng(0).integers(0, 2**32, (5, 2), dtype=np.uint32)
+    positions = np.arange(5, dtype=np.int32)
+    together = np.asarray(exponential_jit(seeds, positions, 151))
+    for row in range(5):
+        alone = np.asarray(exponential_jit(seeds[row : row + 1], positions[row : row + 1], 151))[0]
+        np.testing.assert_array_equal(together[row].view(np.int32), alone.view(np.int32))

@@ -75,8 +75,8 @@ def _flushed(logits: np.ndarray) -> np.ndarray:
 def test_top_p_among_many_equals_keeps_the_lowest_ids(values: list[float], p: float) -> None:
     values[4] = 1.5  # one at least is finite
     logits = np.array(values, np.float32)
-    rounded = np.float32(p)
-    result = np.asarray(top_p(logits[None], np.array([rounded])))[0]
+    rounded = float(np.float32(p))
+    result = np.asarray(top_p(logits[None], np.array([rounded], np.float32)))[0]
     before = np.concatenate([[0.0], np.cumsum(reference.softmax(logits)[reference.descending(logits)])])
     if np.abs(before - rounded).min() > 1e-6:  # else rounding decides
         np.testing.assert_array_equal(kept(result), reference.top_p(logits, rounded) & kept(logits))
@@ -146,7 +146,9 @@ def test_bias_adds_to_the_named_ids_of_active_rows_only() -> None:
     logits[0, 5] = -np.inf
     ids = np.array([[0, 5, -1], [VOCAB - 1, -1, -1], [1, 2, 3]], np.int32)
     values = np.array([[1.0, 100.0, 7.0], [-3.0, 7.0, 7.0], [7.0, 7.0, 7.0]], np.float32)
-    result = np.asarray(transforms.bias(jnp.asarray(logits), ids, values, jnp.array([True, True, False])))
+    result = np.asarray(
+        transforms.bias(jnp.asarray(logits), jnp.asarray(ids), jnp.asarray(values), jnp.array([True, True, False]))
+    )
     expected = logits.copy()
     expected[0, 0] += 1.0
     expected[1, VOCAB - 1] -= 3.0
@@ -154,7 +156,7 @@ def test_bias_adds_to_the_named_ids_of_active_rows_only() -> None:
 
 
 def test_padding_past_the_words_is_not_allowed() -> None:
-    words = np.full((2, 1), 0b1010, np.uint32)
+    words = jnp.full((2, 1), 0b1010, jnp.uint32)
     result = transforms.allow(jnp.zeros((2, 40)), words, jnp.array([True, False]))
     assert np.flatnonzero(kept(result)[0]).tolist() == [1, 3]
     assert kept(result)[1].all()
