@@ -39,21 +39,13 @@ def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[TokenSequence, .
 
 def _readings(word: str, encode: Encode) -> list[TokenSequence]:
     stripped = word.lstrip()
-    bare = _encoded(word, stripped or word, encode)
-    if not stripped:
-        return [bare]
-    spaced = _encoded(word, f" {stripped}", encode)
-    return [bare, spaced] if spaced[0] != bare[0] and len(spaced) == len(bare) else [bare]
-
-
-def _encoded(word: str, text: str, encode: Encode) -> TokenSequence:
     try:
-        ids = tuple(encode(text))
+        bare = tuple(encode(stripped or word))
+        spaced = tuple(encode(f" {stripped}")) if stripped else ()
     except UnicodeEncodeError:
         raise RequestError(f"bad_words holds {shown(word)}; accepted: valid Unicode text", param="bad_words") from None
-    if not 1 <= len(ids) <= MAX_BAD_SEQUENCE_TOKENS:
+    if not 1 <= len(bare) <= MAX_BAD_SEQUENCE_TOKENS:
         accepted = f"words of 1 to {MAX_BAD_SEQUENCE_TOKENS} tokens"
-        raise RequestError(
-            f"bad_words holds {shown(word)} of {len(ids)} tokens; accepted: {accepted}", param="bad_words"
-        )
-    return ids
+        message = f"bad_words holds {shown(word)} of {len(bare)} tokens; accepted: {accepted}"
+        raise RequestError(message, param="bad_words")
+    return [bare, spaced] if len(spaced) == len(bare) and spaced[0] != bare[0] else [bare]

@@ -15,14 +15,17 @@ from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams
 VOCAB = 260
 
 
-def make(adds_bos: bool = False, eos_ids: frozenset[int] = frozenset({257}), seed: int = 0) -> InputProcessor:
+def make(
+    adds_bos: bool = False, eos_ids: frozenset[int] = frozenset({257}), seed: int = 0, **more: Any
+) -> InputProcessor:
     tokenizer = ByteLevelTokenizer(adds_bos)
-    return InputProcessor(tokenizer, max_model_len=10, vocab_size=VOCAB, eos_ids=eos_ids, seed=seed)
+    return InputProcessor(tokenizer, max_model_len=10, vocab_size=VOCAB, eos_ids=eos_ids, seed=seed, **more)
 
 
 def request(inputs: InputProcessor, prompt: Any = "abc", cache_salt: Any = None, **params: Any) -> AddRequest:
-    prepared = inputs.tokenize(prompt)
-    return inputs.request(prepared, SamplingParams(**params), request_id="a", arrival_s=0.0, cache_salt=cache_salt)
+    sampling = SamplingParams(**params)
+    prepared = inputs.tokenize(prompt, sampling)
+    return inputs.request(prepared, sampling, request_id="a", arrival_s=0.0, cache_salt=cache_salt)
 
 
 @pytest.mark.parametrize("prompt", ["", TextPrompt(""), TokensPrompt([]), TokensPrompt(())])
@@ -146,3 +149,53 @@ def test_a_message_shows_a_short_piece_of_a_value() -> None:
         with pytest.raises(RequestError) as caught:
             request(make(), structured_outputs={"json": value})
         assert len(str(caught.value)) < 250
+
+
+def test_text_of_tokens_that_the_model_does_not_know_is_refused() -> None:
+    inputs = InputProcessor(ByteLevelTokenizer(), max_model_len=10, vocab_size=258, eos_ids=frozenset(), seed=0)
+    with pytest.raises(RequestError, match=r"'<\|user\|>', which this model does not know"):
+        inputs.tokenize("a<|user|>")
+
+
+@pytest.mark.parametrize(("cut", "kept"), [(3, "efg"), (1, "g"), (7, "abcdefg"), (100, "abcdefg")])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_prompt_is_cut_to_its_last_tokens(cut: int, kept: str, as_ids: bool) -> None:
+    prompt = TokensPrompt(list(b"abcdefg")) if as_ids else "abcdefg"
+    assert request(make(), prompt, truncate_prompt_tokens=cut).prompt_ids == tuple(kept.encode())
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "num_kept"), [(None, 9), (1, 9), (4, 6), (9, 1)], ids=["unset", "one", "four", "nine"]
+)
+def test_a_cut_of_minus_one_leaves_room_for_the_answer(max_tokens: int | None, num_kept: int) -> None:
+    made = request(make(), "x" * 50 + "abcdefghi", truncate_prompt_tokens=-1, max_tokens=max_tokens)
+    assert made.prompt_ids == tuple(b"abcdefghi"[-num_kept:])
+    assert made.params.max_tokens == (max_tokens or 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "word", "param"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0 leaves no prompt", "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 10}, "max_tokens=10; accepted: .* at most 9", "max_tokens"),
+        ({"truncate_prompt_tokens": 12, "max_tokens": 1}, "the prompt has 12 tokens", "prompt"),
+    ],
+)
+def test_a_cut_that_leaves_nothing_or_too_much_is_refused(params: dict[str, Any], word: str, param: str) -> None:
+    with pytest.raises(RequestError, match=word) as caught:
+        request(make(), "x" * 20, **params)
+    assert caught.value.param == param
+
+
+def test_api_01_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
+    made = request(make(), "x" * 10, max_tokens=0, prompt_logprobs=0)
+    assert (len(made.prompt_ids), made.params.max_tokens) == (10, 0)
+    with pytest.raises(RequestError, match=r"11 tokens .* at most 10 tokens"):
+        request(make(), "x" * 11, max_tokens=0, prompt_logprobs=0)
+    with pytest.raises(RequestError, match="n=2 with max_tokens=0") as caught:
+        request(make(), "x", max_tokens=0, prompt_logprobs=0, n=2)
+    assert caught.value.param == "n"
+
+
+def test_several_sequences_are_one_request() -> None:
+    assert request(make(), n=5).params.n == 5
