@@ -43,6 +43,7 @@ class FrontEnd:
         self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all))
         self._count_compilations = parts.compilations_after_ready
         self._serial = 0
+        self._watched_s = self.clock.now_s()
         self._dead: str | None = None
         self._closed = False
         self._cores.start()
@@ -105,7 +106,7 @@ class FrontEnd:
         """Sleep until there is something to deliver, and deliver it; now and then ask the watchdog."""
         if self._cores.wait(self.watch_interval_s):
             self.pump()
-        else:
+        if self.clock.now_s() >= self._watched_s + self.watch_interval_s:  # one busy core must not hide a frozen one
             self.watch()
 
     def wake_with(self, on_first: Callable[[], None]) -> None:
@@ -114,6 +115,7 @@ class FrontEnd:
 
     def watch(self) -> None:
         """Ask the watchdog; a dead core ends every open request."""
+        self._watched_s = self.clock.now_s()
         if self._dead is None and not self._closed:
             verdict = self._cores.verdict(asks_again=self.num_open > 0)
             if verdict is not None:
