@@ -12,7 +12,8 @@ from tests.e2e.conftest import RunningModel
 
 # For 16 slots and 256 tokens a step.
 FORWARD_PROGRAMS = 8  # decode 1, 4, 8, 16; mixed 32, 64, 128, 256
-SAMPLE_PROGRAMS = 6  # 1, 8 and 16 rows, greedy and drawn
+SAMPLE_PROGRAMS = 9  # 1, 8 and 16 rows: greedy, drawn, drawn with log probabilities
+SIDE_PROGRAMS = 5  # set pages, copy pages, set tables, set history, score
 FORWARD_TEMPORARY_BYTES = 16 * 2**20
 SAMPLE_TEMPORARY_BYTES = 24 * 2**20
 
@@ -25,6 +26,7 @@ def stats(model: RunningModel) -> RunnerStats:
 def test_programs_are_as_many_as_planned_and_need_little_memory(smollm2: RunningModel) -> None:
     now = stats(smollm2)
     assert (now.num_forward_programs, now.num_sample_programs) == (FORWARD_PROGRAMS, SAMPLE_PROGRAMS)
+    assert now.num_programs == FORWARD_PROGRAMS + SAMPLE_PROGRAMS + SIDE_PROGRAMS
     forward = {name: size for name, size in now.temporary_bytes.items() if name.startswith("forward")}
     sample = {name: size for name, size in now.temporary_bytes.items() if name.startswith("sample")}
     assert (len(forward), len(sample)) == (FORWARD_PROGRAMS, SAMPLE_PROGRAMS)

@@ -150,12 +150,12 @@ def test_sampled_tokens_get_the_log_probabilities_that_were_asked_for(
 
 def one_token(runner: Runner, params: SamplingParams, ids: list[int]) -> StepOutput:
     planner = Planner()
-    new = [planner.new("a", 1, ids, params=params)]
-    return step(runner, planner, [Piece("a", 1, 0, len(ids))], new, {1: PAGES[:10]})
+    new = [planner.new("a", 0, ids, params=params)]
+    return step(runner, planner, [Piece("a", 0, 0, len(ids))], new, {0: PAGES[:10]})
 
 
 def test_all_of_the_vocabulary_can_be_asked_for(start: Callable[..., Runner]) -> None:
-    runner = start(max_num_seqs=2, max_num_batched_tokens=16, logprobs=LogprobsConfig(max_logprobs=-1))
+    runner = start(max_num_seqs=1, max_num_batched_tokens=16, logprobs=LogprobsConfig(max_logprobs=-1))
     ids = prompt(7)
     output = one_token(runner, SamplingParams(temperature=0.0, logprobs=-1, prompt_logprobs=-1), ids)
     check_columns(output.logprobs["a"], 0, next_logits(ids), -1)
@@ -177,7 +177,7 @@ def test_the_mode_says_which_kind_comes_back(start: Callable[..., Runner]) -> No
         "processed_logits": (processed, next_logits(ids[:4])),
     }
     for mode, (sampled, scored) in expected.items():
-        runner = start(max_num_seqs=2, max_num_batched_tokens=16, logprobs=LogprobsConfig(mode=mode))  # type: ignore
+        runner = start(max_num_seqs=1, max_num_batched_tokens=16, logprobs=LogprobsConfig(mode=mode))  # type: ignore
         output = one_token(runner, params, ids)
         columns = output.logprobs["a"]
         assert columns.values == pytest.approx([sampled[columns.token_ids[0]]], abs=TOLERANCE), mode

@@ -14,7 +14,8 @@ from jaxllm.runner.memory_plan import total_memory
 from tests.runner.test_memory_plan import Device
 
 SCRIPT = """
-import jax, numpy as np
+import jax
+from dataclasses import replace
 from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.runner.start import StartOptions, start_runner
 from jaxllm.types.sampling import SamplingParams
@@ -26,14 +27,14 @@ RARE = SamplingParams(temperature=0.8, presence_penalty=1.0, logit_bias={5: 2.0}
 
 def outputs(device):
     runner = start_runner(
-        TINY, None, cache=CacheConfig(page_size=16, num_pages=9), dtype="float32",
-        scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64),
+        replace(TINY, layers=TINY.layers[:1]), None, cache=CacheConfig(page_size=16, num_pages=9), dtype="float32",
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=10, max_model_len=64),
         options=StartOptions(device=device, num_devices=2),
     )
     planner = Planner()
-    new = [planner.new("a", 1, range(10), params=RARE), planner.new("b", 0, [7, 8])]
-    plans = [planner.plan([Piece("a", 1, 0, 10), Piece("b", 0, 0, 2)], new, {1: [3, 4], 0: [5]})]
-    plans += [planner.plan([Piece("a", 1, 10 + i, 1), Piece("b", 0, 2 + i, 1)]) for i in range(5)]
+    new = [planner.new("a", 0, range(10), params=RARE)]
+    plans = [planner.plan([Piece("a", 0, 0, 10)], new, {0: [3, 4]})]
+    plans += [planner.plan([Piece("a", 0, 10 + i, 1)]) for i in range(5)]
     tickets = [runner.submit(p) for p in plans]
     results = [runner.collect(t) for t in tickets]
     held = jax.tree.leaves((runner._state.kv, runner._state.tables, runner._state.hidden, runner._leaves))

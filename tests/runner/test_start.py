@@ -22,7 +22,11 @@ from tests.runner.drive import Piece, Planner, run, start_oracle
 from tests.runner.oracle_model import greedy_continuation
 
 SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 16}
-UNSEEN = {**SMALL, "max_model_len": 52}  # shapes of no other test, which jax would remember
+UNSEEN = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 4,
+    "max_model_len": 52,
+}  # shapes of no other test, which jax would remember
 
 
 def test_a_second_start_reads_every_program_from_the_cache(tmp_path: Path) -> None:
@@ -104,8 +108,17 @@ def test_every_program_updates_pages_in_place(runner: Runner) -> None:
         assert program.memory_analysis().alias_size_in_bytes >= kv_bytes + runner._state.page_table.nbytes
         copies = re.findall(rf"= f32\[{shape}\]\S* copy\(", program.as_text())
         assert not copies
+    tables = runner._state.tables
+    table_bytes = sum(a.nbytes for a in jax.tree.leaves(tables))
+    history = ",".join(map(str, tables.history.shape))
     for program in runner._programs.sample.values():
-        assert program.memory_analysis().alias_size_in_bytes >= runner._state.last_tokens.nbytes
+        assert program.memory_analysis().alias_size_in_bytes >= runner._state.last_tokens.nbytes + table_bytes
+        assert not re.findall(rf"= s32\[{history}\]\S* copy\(", program.as_text())
+    side = runner._programs.side
+    assert side.set_pages.memory_analysis().alias_size_in_bytes >= runner._state.page_table.nbytes
+    assert side.copy_pages.memory_analysis().alias_size_in_bytes >= kv_bytes
+    for program in (side.set_tables, side.set_history):
+        assert program.memory_analysis().alias_size_in_bytes >= table_bytes
 
 
 def test_a_step_sends_one_array_and_waits_once(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
