@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,8 +18,8 @@ from jaxllm.config.checkpoint import (
 )
 from jaxllm.config.engine import Backend, CacheConfig, ConfigParts, EngineArgs, to_parts
 from jaxllm.config.env import read_environment
-from jaxllm.engine.parts import EngineParts
-from jaxllm.errors import ConfigError
+from jaxllm.engine.parts import CoreParts, EngineParts
+from jaxllm.errors import ConfigError, shown
 from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, KVGroup
 from jaxllm.memory.spec import FullKV, pages_for
@@ -28,6 +29,7 @@ from jaxllm.scheduler.stop import StopRules
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.tokenizer.chat import ChatTemplate
 from jaxllm.tokenizer.load import load_chat_template, load_tokenizer
+from jaxllm.types.processors import MAX_PROCESSORS, LogitsProcessor
 from jaxllm.types.startup import StartupReport
 
 if TYPE_CHECKING:
@@ -61,12 +63,16 @@ class _Checkpoint:
 
 
 def build_parts(
-    args: EngineArgs, report: StartupReport | None = None, *, progress: Progress | None = None
+    args: EngineArgs,
+    report: StartupReport | None = None,
+    *,
+    progress: Progress | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
 ) -> EngineParts:
     """Load everything that `args` names; the engine made of the result is ready to serve.
 
     The phases and the memory plan go into `report`; `progress` hears of weights read and programs
-    compiled. With a scripted executor jax is never imported.
+    compiled. With a scripted executor jax is never imported, and `logits_processors` do nothing.
 
     Raises:
         ConfigError: a setting is wrong, or the model is not found.
@@ -74,10 +80,22 @@ def build_parts(
         CapacityError: it does not fit into memory.
     """
     report = report or StartupReport()
-    policy = create_policy(args.scheduling_policy)  # first: a wrong name costs no time
+    create_policy(args.scheduling_policy)  # first: a wrong name costs no time
+    processors = _checked_processors(logits_processors)
     if args.scripted_file is not None:
-        return _build_scripted(args, args.scripted_file, policy, report)
-    return _build_on_device(args, policy, report, progress)
+        return _build_scripted(args, args.scripted_file, processors, report)
+    return _build_on_device(args, processors, report, progress)
+
+
+def _checked_processors(given: Any) -> tuple[LogitsProcessor, ...]:
+    accepted = f"a list of at most {MAX_PROCESSORS} LogitsProcessor with names of their own"
+    if not isinstance(given, Sequence) or not all(isinstance(p, LogitsProcessor) for p in cast("Sequence[Any]", given)):
+        raise ConfigError(f"logits_processors={shown(given)}; accepted: {accepted}")
+    processors = tuple(cast("Sequence[LogitsProcessor]", given))
+    names = [p.name for p in processors]
+    if len(names) > MAX_PROCESSORS or len(set(names)) < len(names) or not all(names):
+        raise ConfigError(f"logits_processors are named {shown(names)}; accepted: {accepted}")
+    return processors
 
 
 def build_chat_template(args: EngineArgs) -> ChatTemplate | None:
@@ -128,9 +146,13 @@ def resolve_tokenizer(name: str) -> Path:
     return path if path.is_dir() and not list(path.glob("*.gguf")) else resolve_model(name)
 
 
-def _build_scripted(args: EngineArgs, script: str, policy: Any, report: StartupReport) -> EngineParts:
+def _build_scripted(
+    args: EngineArgs, script: str, processors: Sequence[LogitsProcessor], report: StartupReport
+) -> EngineParts:
     from jaxllm.testing.scripted import ScriptedExecutor
 
+    if args.data_parallel_size > 1:
+        raise ConfigError(f"data_parallel_size={args.data_parallel_size} needs devices; accepted with scripted: 1")
     checkpoint = _read_checkpoint(args, report)
     tokenizer = checkpoint.tokenizer
     if not checkpoint.eos_ids:
@@ -140,11 +162,10 @@ def _build_scripted(args: EngineArgs, script: str, policy: Any, report: StartupR
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         eos_id=min(checkpoint.eos_ids),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-        vocab_size=tokenizer.vocab_size,
     )
     parts = to_parts(replace(args, max_model_len=args.max_model_len or executor.max_model_len), None, "cpu")
-    plan = _scripted_plan(parts)
-    return _assemble(args, checkpoint, parts, plan, executor, policy, tokenizer.vocab_size)
+    core = _core(args, checkpoint, parts, _scripted_plan(parts), executor)
+    return _assemble(args, checkpoint, parts, (core,), tokenizer.vocab_size, processors)
 
 
 def _scripted_plan(parts: ConfigParts) -> KVCachePlan:
@@ -155,7 +176,9 @@ def _scripted_plan(parts: ConfigParts) -> KVCachePlan:
     return KVCachePlan((KVGroup((0,), spec),), cache.num_pages or min(wanted, _SCRIPTED_MAX_PAGES), cache.page_size)
 
 
-def _build_on_device(args: EngineArgs, policy: Any, report: StartupReport, progress: Progress | None) -> EngineParts:
+def _build_on_device(
+    args: EngineArgs, processors: Sequence[LogitsProcessor], report: StartupReport, progress: Progress | None
+) -> EngineParts:
     path = resolve_model(args.model)
     with report.phase("read config"):
         model = load_model_config(path)
@@ -163,12 +186,43 @@ def _build_on_device(args: EngineArgs, policy: Any, report: StartupReport, progr
     with report.phase("import jax"):
         import jax
     with report.phase("find devices"):
+        _virtual_cpus(args.data_parallel_size)
         backend = _backend(jax.default_backend)
+        devices = _devices(jax.devices(), args.data_parallel_size)
         parts = to_parts(args, model, backend)
-    runner = _start_runner(args, checkpoint, model, parts, report, progress)
-    report.plan_rows = _plan_rows(runner, parts.cache, parts)
-    built = _assemble(args, checkpoint, parts, runner.kv_plan, runner, policy, model.vocab_size)
-    return replace(built, compilations_after_ready=lambda: runner.stats().compilations_after_ready)
+    runners = [
+        _start_runner(args, checkpoint, model, parts, _Place(device, index, len(devices)), processors, report, progress)
+        for index, device in enumerate(devices)
+    ]
+    report.plan_rows = _plan_rows(runners[0], parts.cache, parts, len(runners))
+    cores = tuple(_core(args, checkpoint, parts, runner.kv_plan, runner) for runner in runners)
+    built = _assemble(args, checkpoint, parts, cores, model.vocab_size, processors)
+    return replace(built, compilations_after_ready=lambda: sum(r.compilations_after_ready for r in runners))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One of the devices that hold a copy of the model."""
+
+    device: Any
+    index: int
+    num_devices: int
+
+
+def _virtual_cpus(num_devices: int) -> None:
+    """Let a CPU stand for several devices, where nothing has used jax yet and nobody asked for more."""
+    import jax
+
+    config: Any = jax.config
+    if num_devices > 1 and config.jax_num_cpu_devices < num_devices:
+        with contextlib.suppress(RuntimeError):  # jax runs already, with the devices it has
+            config.update("jax_num_cpu_devices", num_devices)
+
+
+def _devices(found: Sequence[Any], wanted: int) -> Sequence[Any]:
+    if wanted > len(found):
+        raise ConfigError(f"data_parallel_size={wanted} needs as many devices; accepted here: at most {len(found)}")
+    return found[:wanted]
 
 
 def _backend(ask: Callable[[], str]) -> Backend:
@@ -187,6 +241,8 @@ def _start_runner(
     checkpoint: _Checkpoint,
     model: ModelConfig,
     parts: ConfigParts,
+    place: _Place,
+    processors: Sequence[LogitsProcessor],
     report: StartupReport,
     progress: Progress | None,
 ) -> Runner:
@@ -196,8 +252,10 @@ def _start_runner(
     root = args.compilation_cache_dir
     options = StartOptions(
         eos_ids=sorted(checkpoint.eos_ids),
+        device=place.device,
+        num_devices=place.num_devices,
         cache_dir=Path(root).expanduser() if root else read_environment().cache_dir / "compiled",
-        phase=report.phase,
+        phase=lambda name: report.phase(name if place.index == 0 else f"{name}, device {place.index}"),
         **({} if progress is None else {"progress": progress}),
     )
     try:
@@ -209,44 +267,57 @@ def _start_runner(
             dtype=parts.dtype,
             attention=args.attention_implementation,
             dummy_seed=args.seed,
+            logprobs=parts.logprobs,
+            processors=processors,
             options=options,
         )
     except KernelError as error:  # the kernels know nothing of our errors
         raise ConfigError(f"attention_implementation={args.attention_implementation!r}: {error}") from error
 
 
+def _core(
+    args: EngineArgs, checkpoint: _Checkpoint, parts: ConfigParts, plan: KVCachePlan, executor: Executor
+) -> CoreParts:
+    kv = KVManager(plan, enable_prefix_caching=parts.cache.enable_prefix_caching)
+    stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
+    policy: Any = create_policy(args.scheduling_policy)
+    return CoreParts(executor=executor, scheduler=Scheduler(parts.scheduler, kv, policy, stop), kv=kv)
+
+
 def _assemble(
     args: EngineArgs,
     checkpoint: _Checkpoint,
     parts: ConfigParts,
-    plan: KVCachePlan,
-    executor: Executor,
-    policy: Any,
+    cores: Sequence[CoreParts],
     vocab_size: int,
+    processors: Sequence[LogitsProcessor],
 ) -> EngineParts:
-    kv = KVManager(plan, enable_prefix_caching=parts.cache.enable_prefix_caching)
-    max_model_len = parts.scheduler.max_model_len
-    scheduler = Scheduler(parts.scheduler, kv, policy, StopRules(checkpoint.eos_ids, max_model_len))
+    first, *others = cores
     return EngineParts(
-        executor=executor,
-        scheduler=scheduler,
-        kv=kv,
+        executor=first.executor,
+        scheduler=first.scheduler,
+        kv=first.kv,
+        more_cores=tuple(others),
         tokenizer=checkpoint.tokenizer,
-        max_model_len=max_model_len,
+        max_model_len=parts.scheduler.max_model_len,
         vocab_size=vocab_size,
         model_name=model_name(args),
         eos_ids=checkpoint.eos_ids,
         default_params=checkpoint.generation.sampling,
+        max_logprobs=parts.logprobs.max_logprobs,
+        processor_names=tuple(p.name for p in processors),
         seed=args.seed,
         async_scheduling=parts.scheduler.async_scheduling,
         watchdog_s=args.watchdog_s,
     )
 
 
-def _plan_rows(runner: Runner, cache: CacheConfig, parts: ConfigParts) -> tuple[tuple[str, str], ...]:
+def _plan_rows(runner: Runner, cache: CacheConfig, parts: ConfigParts, num_devices: int) -> tuple[tuple[str, str], ...]:
     plan, scheduler = runner.kv_plan, parts.scheduler
+    copies = (("devices", f"{num_devices}, each with what follows"),) if num_devices > 1 else ()
     sizes = tuple((name, f"{size / 2**20:,.1f} MiB") for name, size in runner.memory.table())
     return (
+        *copies,
         *sizes,
         ("kv page", f"{cache.page_size} tokens, {plan.page_bytes:,} bytes, {cache.dtype}"),
         ("kv pages", f"{plan.num_pages:,} (one is the null page), {plan.capacity_tokens:,} tokens"),
