@@ -162,6 +162,7 @@ def _build_scripted(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         eos_id=min(checkpoint.eos_ids),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        vocab_size=tokenizer.vocab_size,
     )
     parts = to_parts(replace(args, max_model_len=args.max_model_len or executor.max_model_len), None, "cpu")
     core = _core(args, checkpoint, parts, _scripted_plan(parts), executor)
@@ -305,6 +306,7 @@ def _assemble(
         eos_ids=checkpoint.eos_ids,
         default_params=checkpoint.generation.sampling,
         max_logprobs=parts.logprobs.max_logprobs,
+        logprobs_mode=parts.logprobs.mode,
         processor_names=tuple(p.name for p in processors),
         seed=args.seed,
         async_scheduling=parts.scheduler.async_scheduling,

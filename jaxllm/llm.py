@@ -14,7 +14,7 @@ from jaxllm.engine.engine import Engine, at_index
 from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
 from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.processors import MAX_PROCESSORS, LogitsProcessor
+from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 from jaxllm.types.startup import StartupReport
 
@@ -55,10 +55,9 @@ class LLM:
         self.report = _checked_report(report)
         if progress is not None and not callable(progress):
             raise ConfigError(f"progress={shown(progress)}; accepted: a function of (phase, done, total), or None")
-        processors = _checked_processors(logits_processors)
         self._template = build_chat_template(args)  # first: it is quick to refuse
-        more: dict[str, Any] = {"logits_processors": processors} if processors else {}
-        self._engine = Engine(build_parts(args, self.report, progress=progress, **more))
+        parts = build_parts(args, self.report, progress=progress, logits_processors=logits_processors)
+        self._engine = Engine(parts)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -212,24 +211,6 @@ def _checked_report(report: Any) -> StartupReport:
     if report is not None and not isinstance(report, StartupReport):
         raise ConfigError(f"report={shown(report)}; accepted: a StartupReport, or None")
     return report or StartupReport()
-
-
-def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
-    """Raises: ConfigError: not a list of processors with names of their own, or too many."""
-    accepted = f"a list of at most {MAX_PROCESSORS} LogitsProcessor, each with a name of its own and a function"
-    is_list = isinstance(processors, Iterable) and not isinstance(processors, (str, bytes, Mapping))
-    listed: tuple[Any, ...] = tuple(cast("Iterable[Any]", processors)) if is_list else ()
-    names = {p.name for p in listed if _is_processor(p)}
-    if not is_list or len(names) != len(listed) or len(listed) > MAX_PROCESSORS:
-        raise ConfigError(f"logits_processors={shown(processors)}; accepted: {accepted}")
-    return listed
-
-
-def _is_processor(value: Any) -> bool:
-    if not isinstance(value, LogitsProcessor):
-        return False
-    name, apply = cast("tuple[Any, Any]", (value.name, value.apply))
-    return isinstance(name, str) and bool(name) and callable(apply)
 
 
 def _template_kwargs(kwargs: Any) -> dict[str, Any]:

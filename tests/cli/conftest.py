@@ -17,6 +17,7 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "script.json"
     responses = [
         {"prompt_contains": "capital of France", "text": " Paris."},
+        {"prompt_contains": "two colours", "choices": [" red", " green"]},
         {"prompt_contains": "count", "text": " one two three four five six seven eight"},
     ]
     path.write_text(json.dumps({"responses": responses, "default": {"text": "Hello 🫠!"}, "max_model_len": 64}))

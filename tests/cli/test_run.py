@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,25 @@ from typing import Any
 
 import pytest
 
+from jaxllm.cli.results import json_line
+from jaxllm.testing.logprobs import scripted_logprob, scripted_rank, scripted_top
+from jaxllm.types.outputs import CompletionOutput, RequestOutput, TokenLogprob
+from jaxllm.types.sampling import SamplingParams
+
 Cli = Callable[..., tuple[int, str, str]]
 
 
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def strict(text: str) -> dict[str, Any]:
+    """One object; NaN and infinities, which JSON does not know, are an error."""
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(constant)
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def test_json_lines_have_the_promised_shape_in_the_order_of_the_prompts(cli: Cli, tmp_path: Path) -> None:
@@ -97,6 +112,10 @@ def test_wrong_usage_is_one_clear_line_and_exit_code_2(cli: Cli, args: list[str]
         ('{"prompt": "a", "stop_token_ids": 5}', "stop_token_ids=5"),
         ('{"prompt": "a", "top_k": null}', "top_k=None"),
         ('{"prompt": "a", "ignore_eos": "yes"}', "ignore_eos='yes'"),
+        ('{"prompt": "a", "stop_token_ids": [1, 49152]}', "49152, which is not in the vocabulary"),
+        ('{"prompt": "a", "logprobs": 21}', "max_logprobs=20"),
+        ('{"prompt": "a", "extra_args": {"mine": 1}}', "names 'mine'"),
+        ('{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens=0"),
         ('{"messages": []}', "at least one message"),
         ('{"messages": [{"role": "assistant", "tool_calls": 5}]}', "tool_calls=5"),
         ('{"messages": [{"content": "x"}]}', "role"),
@@ -110,6 +129,82 @@ def test_a_wrong_line_is_named_and_nothing_is_run(cli: Cli, tmp_path: Path, line
     assert f"{file}:2: " in err
     assert word in err
     assert err.count("\n") == 1
+
+
+def test_sam_09_log_probabilities_have_the_promised_shape(cli: Cli) -> None:
+    code, out, _ = cli("run", "--json", "--prompt", "the capital of France is", "--logprobs", 2, "--temperature", 0)
+    assert code == 0
+    result = strict(out)
+    assert set(result) == {"prompt_token_ids", "token_ids", "text", "finish_reason", "usage", "logprobs"}
+    assert [entry["token_id"] for entry in result["logprobs"]] == result["token_ids"]
+    for entry in result["logprobs"]:
+        assert set(entry) == {"token_id", "logprob", "rank", "top"}
+        assert entry["logprob"] == scripted_logprob(entry["token_id"], None, 49152)
+        assert entry["rank"] == scripted_rank(entry["token_id"], None, 49152)
+        ids = scripted_top(entry["token_id"], 2, 49152)
+        assert entry["top"] == [[i, scripted_logprob(entry["token_id"], i, 49152)] for i in ids]
+
+
+def test_sam_09_zero_log_probabilities_are_those_of_the_tokens_alone(cli: Cli) -> None:
+    result = strict(cli("run", "--json", "--prompt", "a", "--logprobs", 0)[1])
+    assert [entry["top"] for entry in result["logprobs"]] == [[]] * len(result["token_ids"])
+
+
+def test_tokens_of_ones_own_choice_come_in_their_order(cli: Cli) -> None:
+    result = strict(cli("run", "--json", "--prompt", "a", "--logprob-token-ids", 9, 5, 7, "--max-tokens", 1)[1])
+    (entry,) = result["logprobs"]
+    assert [token_id for token_id, _ in entry["top"]] == [9, 5, 7]
+    assert entry["token_id"] == result["token_ids"][0]
+
+
+def test_sam_10_a_scored_prompt_begins_with_null(cli: Cli) -> None:
+    result = strict(cli("run", "--json", "--prompt", "a b c d", "--prompt-logprobs", 1, "--max-tokens", 0)[1])
+    assert (result["token_ids"], result["text"], result["finish_reason"]) == ([], "", "length")
+    first, *others = result["prompt_logprobs"]
+    assert first is None
+    assert [entry["token_id"] for entry in others] == result["prompt_token_ids"][1:]
+    assert all(len(entry["top"]) == 1 for entry in others)
+
+
+def test_several_sequences_are_listed_and_the_first_stands_in_the_object_itself(cli: Cli) -> None:
+    result = strict(cli("run", "--json", "--prompt", "two colours", "--n", 2, "--logprobs", 1)[1])
+    assert [(each["index"], each["text"]) for each in result["outputs"]] == [(0, " red"), (1, " green")]
+    assert {key: value for key, value in result["outputs"][0].items() if key != "index"} == {
+        key: result[key] for key in ("token_ids", "text", "finish_reason", "logprobs")
+    }
+    assert result["usage"]["completion_tokens"] == sum(len(each["token_ids"]) for each in result["outputs"])
+    assert all(len(each["logprobs"]) == len(each["token_ids"]) for each in result["outputs"])
+    _, out, _ = cli("run", "--prompt", "two colours", "--n", 2)
+    assert out == "=== 0.0\n red\n=== 0.1\n green\n"
+
+
+def test_what_is_impossible_is_strict_json() -> None:
+    position = (TokenLogprob(5, -math.inf, 9), TokenLogprob(6, 0.0, 1))
+    completion = CompletionOutput(0, "x", (5,), -math.inf, (position,), "stop")
+    line = json_line(RequestOutput("a", "p", (1,), (completion,), True), SamplingParams(logprobs=1))
+    assert line["logprobs"] == [{"token_id": 5, "logprob": -9999.0, "rank": 9, "top": [[6, 0.0]]}]
+    strict(json.dumps(line))
+
+
+def test_sam_01_keys_of_logit_bias_are_token_ids_as_json_spells_them(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", "--prompt", "a", "--logit-bias", '{"5": 1.5, "7": -1}')[:2] == (0, "Hello 🫠!\n")
+    file = tmp_path / "prompts.jsonl"
+    for key in ("49157", "-1", "abc", "9" * 30):
+        file.write_text(json.dumps({"prompt": "a", "logit_bias": {key: 1}}) + "\n")
+        code, out, err = cli("run", "--prompts", file)
+        assert (code, out) == (2, "")
+        assert f"{file}:1: " in err
+        assert key in err
+        assert err.count("\n") == 1
+
+
+def test_every_field_of_a_request_is_taken(cli: Cli) -> None:
+    flags = ["--presence-penalty", 1, "--frequency-penalty", 1, "--repetition-penalty", 1.5, "--min-p", 0.1]
+    flags += ["--bad-words", "x", "--bad-words", "yy", "--truncate-prompt-tokens", 1, "--min-tokens", 1]
+    flags += ["--repetition-detection", '{"max_pattern_size": 3, "min_count": 9}', "--allowed-token-ids", 5, 6]
+    code, out, err = cli("run", "--json", "--prompt", "one two three", *flags)
+    assert (code, err) == (0, "")
+    assert len(strict(out)["prompt_token_ids"]) == 1
 
 
 def test_every_seed_of_64_bits_is_taken(cli: Cli) -> None:

@@ -61,7 +61,7 @@ def is_idle(engine: AsyncEngine) -> bool:
 
 
 def is_queued_or_late(engine: AsyncEngine, runner: asyncio.Task[list[RequestOutput]]) -> bool:
-    return engine.stats().core.num_waiting == 1 or runner.done()
+    return engine.stats().core.num_waiting >= 1 or runner.done()
 
 
 def test_streams_share_the_engine_and_end_once() -> None:
@@ -107,7 +107,7 @@ def test_str_03_a_stop_string_over_tokens_frees_the_request() -> None:
 
 def test_refusals_are_raised_before_the_first_item() -> None:
     async def main() -> None:
-        settings = replace(ROOMY, max_num_queued_reqs=1, max_num_seqs=1)
+        settings = replace(ROOMY, max_num_queued_reqs=2, max_num_seqs=1)
         async with serving(scripted(step_s=0.01, default=script("x", repeat=True)), settings) as engine:
             with pytest.raises(RequestError, match="empty"):
                 await collect(engine, "a", "")
@@ -117,7 +117,7 @@ def test_refusals_are_raised_before_the_first_item() -> None:
                 await collect(engine, "a")
             waiting = asyncio.create_task(collect(engine, "b", params=SamplingParams(max_tokens=2)))
             await until(lambda: engine.stats().core.num_waiting == 1)
-            with pytest.raises(CapacityError, match="max_num_queued_reqs=1"):
+            with pytest.raises(CapacityError, match="max_num_queued_reqs=2"):
                 await collect(engine, "c")
             await stream.aclose()
             assert (await waiting)[-1].outputs[0].text == "xx"
@@ -194,6 +194,31 @@ async def abort_by_id(engine: AsyncEngine, request_id: str) -> None:
     await engine.abort(request_id)  # after its end: nothing
 
 
+async def leave_two_siblings_after_three(engine: AsyncEngine, request_id: str) -> None:
+    stream = engine.stream("leaver", replace(DELTA, n=2), request_id=request_id)
+    for _ in range(3):
+        await anext(stream)
+    await stream.aclose()
+
+
+async def cancel_two_siblings_before_the_core_takes_them(engine: AsyncEngine, request_id: str) -> None:
+    params = replace(DELTA, n=2, output_kind=OutputKind.FINAL_ONLY)
+    task = asyncio.create_task(collect(engine, request_id, "leaver", params))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def leave_between_the_fork_and_the_first_token(engine: AsyncEngine, request_id: str) -> None:
+    """The second sibling waits for the first one's long prompt."""
+    task = asyncio.create_task(collect(engine, request_id, "leaver " * 60, replace(DELTA, n=2)))
+    await asyncio.sleep(0.002)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def never_start(engine: AsyncEngine, request_id: str) -> None:
     await engine.stream("leaver", DELTA, request_id=request_id).aclose()
 
@@ -203,6 +228,9 @@ LEAVERS = [
     (cancel_while_waiting_for_all, 1),
     (cancel_before_the_core_takes_it, 1),
     (abort_by_id, 1),
+    (leave_two_siblings_after_three, 1),
+    (cancel_two_siblings_before_the_core_takes_them, 1),
+    (leave_between_the_fork_and_the_first_token, 1),
     (never_start, 0),
 ]
 
@@ -231,7 +259,8 @@ def test_sch_01_a_caller_that_leaves_gives_everything_back(
     asyncio.run(main())
 
 
-def test_sch_01_leaving_the_queue_harms_nobody_who_runs() -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_sch_01_leaving_the_queue_harms_nobody_who_runs(n: int) -> None:
     async def main() -> None:
         settings = replace(ROOMY, max_num_seqs=1)
         executor = scripted(default=script("runs to its end"), step_s=0.001)
@@ -239,7 +268,7 @@ def test_sch_01_leaving_the_queue_harms_nobody_who_runs() -> None:
             for number in range(50):
                 runner = asyncio.create_task(collect(engine, f"run{number}"))
                 await until(lambda: engine.stats().core.num_running == 1)
-                queued = asyncio.create_task(collect(engine, f"queue{number}"))
+                queued = asyncio.create_task(collect(engine, f"queue{number}", params=replace(DELTA, n=n)))
                 await until(partial(is_queued_or_late, engine, runner))
                 queued.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
