@@ -40,8 +40,8 @@ def bad_word_ids(words: Sequence[str], encode: Encode) -> tuple[TokenSequence, .
 def _readings(word: str, encode: Encode) -> list[TokenSequence]:
     stripped = word.lstrip()
     try:
-        bare = tuple(encode(stripped or word))
-        spaced = tuple(encode(f" {stripped}")) if stripped else ()
+        bare: TokenSequence = tuple(encode(stripped or word))
+        spaced: TokenSequence = tuple(encode(f" {stripped}" if stripped else word))
     except UnicodeEncodeError:
         raise RequestError(f"bad_words holds {shown(word)}; accepted: valid Unicode text", param="bad_words") from None
     if not 1 <= len(bare) <= MAX_BAD_SEQUENCE_TOKENS:

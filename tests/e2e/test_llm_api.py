@@ -11,13 +11,18 @@ import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.types.sampling import OutputKind
+from jaxllm.testing.logprobs import scripted_logprob, scripted_top
+from jaxllm.types.processors import LogitsProcessor
+from jaxllm.types.sampling import BeamSearchParams, OutputKind
 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llm") / "script.json"
-    responses = [{"prompt_contains": "France", "text": " Paris."}]
+    responses: list[dict[str, object]] = [
+        {"prompt_contains": "France", "text": " Paris."},
+        {"prompt_contains": "colour", "choices": [" red", " green", " blue"]},
+    ]
     path.write_text(json.dumps({"responses": responses, "default": {"text": "Hello 🫠!"}, "max_model_len": 128}))
     return path
 
@@ -87,6 +92,140 @@ def test_sch_05_a_wrong_prompt_is_named_and_the_engine_lives_on(llm: LLM, prompt
     with pytest.raises(RequestError, match=word):
         llm.generate(prompts)
     assert texts(llm.generate("a")) == ["Hello 🫠!"]
+
+
+def test_several_sequences_and_their_log_probabilities(llm: LLM) -> None:
+    (output,) = llm.generate("a colour", SamplingParams(n=3, logprobs=2, prompt_logprobs=1, max_tokens=9))
+    assert [(c.index, c.text) for c in output.outputs] == [(0, " red"), (1, " green"), (2, " blue")]
+    for completion in output.outputs:
+        assert completion.logprobs is not None
+        assert [position[0].token_id for position in completion.logprobs] == list(completion.token_ids)
+        assert completion.cumulative_logprob == sum(position[0].logprob for position in completion.logprobs)
+        assert [position[0].decoded_token for position in completion.logprobs] == [
+            llm.tokenizer.decode([i], skip_special_tokens=False) for i in completion.token_ids
+        ]
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+
+
+EVERY_FIELD: dict[str, Any] = {
+    "n": 2,
+    "presence_penalty": 1.0,
+    "frequency_penalty": -1.0,
+    "repetition_penalty": 1.2,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "seed": 3,
+    "stop": ["zzz"],
+    "stop_token_ids": [5],
+    "ignore_eos": True,
+    "max_tokens": 4,
+    "min_tokens": 2,
+    "logprobs": 2,
+    "prompt_logprobs": 2,
+    "logprob_token_ids": [1, 2],
+    "detokenize": False,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "output_kind": OutputKind.DELTA,
+    "stream_interval": 2,
+    "logit_bias": {5: 1.0},
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["never"],
+    "repetition_detection": {"max_pattern_size": 3, "min_count": 9},
+    "truncate_prompt_tokens": 2,
+    "skip_reading_prefix_cache": True,
+    "extra_args": {},
+}
+NOT_SERVED = {"structured_outputs", "thinking_token_budget"}
+
+
+def test_every_field_of_sampling_params_is_known_here() -> None:
+    from jaxllm.types.sampling import sampling_fields
+
+    assert set(EVERY_FIELD) | NOT_SERVED == set(sampling_fields())
+
+
+@pytest.mark.parametrize("name", EVERY_FIELD)
+def test_every_field_is_taken(llm: LLM, name: str) -> None:
+    (output,) = llm.generate("a b c", SamplingParams(**{"max_tokens": 6, name: EVERY_FIELD[name]}))
+    assert output.finished
+    assert len(output.outputs) == (2 if name == "n" else 1)
+    assert len(output.prompt_token_ids) == (2 if name == "truncate_prompt_tokens" else 3)
+
+
+def test_sam_01_a_wrong_token_is_named_and_the_engine_lives_on(llm: LLM) -> None:
+    vocab_size = llm.tokenizer.vocab_size
+    with pytest.raises(RequestError, match=f"logit_bias holds {vocab_size + 5}"):
+        llm.generate("a", SamplingParams(logit_bias={vocab_size + 5: 1.0}))
+    assert texts(llm.generate("a")) == ["Hello 🫠!"]
+
+
+def test_sch_03_prompts_around_the_longest(llm: LLM) -> None:
+    room = llm.max_model_len
+    for length in (room - 2, room - 1):
+        (output,) = llm.generate([100] * length, SamplingParams(max_tokens=None, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == room - length
+        assert output.outputs[0].finish_reason == "length"
+    for length in (room, room + 1):
+        with pytest.raises(RequestError, match=rf"{length} tokens .* {room} tokens"):
+            llm.generate([100] * length, SamplingParams(max_tokens=None))
+    scored = llm.generate([100] * room, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert scored[0].outputs[0].token_ids == ()
+
+
+def test_beam_search_gives_the_best_first(llm: LLM) -> None:
+    prompts = ["capital of France", {"prompt_token_ids": [7, 8]}]
+    outputs = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True))
+    assert outputs[0].prompt == "capital of France"
+    assert outputs[1].prompt_token_ids == (7, 8)
+    for output in outputs:
+        totals = [c.cumulative_logprob or 0.0 for c in output.outputs]
+        assert totals == sorted(totals, reverse=True)
+        assert [len(c.token_ids) for c in output.outputs] == [4, 4, 4]
+        # The script's most likely tokens do not depend on what came before.
+        first = llm.generate([list(output.prompt_token_ids)], SamplingParams(max_tokens=1))[0].outputs[0].token_ids[0]
+        best = scripted_top(first, 1, llm.tokenizer.vocab_size)[0]
+        assert totals[0] == 4 * scripted_logprob(first, best, llm.tokenizer.vocab_size)
+        assert output.outputs[0].token_ids == (best,) * 4
+
+
+@pytest.mark.parametrize("params", [5, None, SamplingParams(), {"beam_width": 2}])
+def test_beam_search_takes_its_own_params_alone(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="accepted: BeamSearchParams") as caught:
+        llm.beam_search("a", params)
+    assert caught.value.param == "params"
+    with pytest.raises(RequestError, match=r"prompts\[1\]: prompt is empty"):
+        llm.beam_search(["a", ""], BeamSearchParams(beam_width=2, max_tokens=2))
+    with pytest.raises(RequestError, match="max_logprobs=20; accepted: at most 10"):
+        llm.beam_search("a", BeamSearchParams(beam_width=11, max_tokens=2))
+
+
+@pytest.mark.parametrize("bad", [5, "x", [len]])
+def test_hooks_that_are_no_functions_are_refused_by_name(llm: LLM, script: Path, bad: Any) -> None:
+    with pytest.raises(RequestError, match=r"on_update=.* accepted: a function") as caught:
+        llm.generate("a", on_update=bad)
+    assert caught.value.param == "on_update"
+    with pytest.raises(ConfigError, match=r"report=.* accepted: a StartupReport"):
+        LLM(executor=f"scripted:{script}", report=bad)
+    with pytest.raises(ConfigError, match=r"progress=.* accepted: a function"):
+        LLM(executor=f"scripted:{script}", progress=bad)
+    with pytest.raises(ConfigError, match=r"logits_processors.* accepted: a list"):
+        LLM(executor=f"scripted:{script}", logits_processors=bad)
+
+
+def test_arguments_of_declared_logits_processors_are_taken(script: Path) -> None:
+    shift = LogitsProcessor("shift", lambda logits, by: logits + by[:, None])
+    with LLM(executor=f"scripted:{script}", logits_processors=[shift]) as llm:
+        assert texts(llm.generate("a", SamplingParams(extra_args={"shift": 0.5}))) == ["Hello 🫠!"]
+        with pytest.raises(RequestError, match="names 'other'; accepted: shift"):
+            llm.generate("a", SamplingParams(extra_args={"other": 0.5}))
+    with pytest.raises(ConfigError, match="names of their own"):
+        LLM(executor=f"scripted:{script}", logits_processors=[shift, shift])
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [5, 5], [SamplingParams(), None]])
