@@ -11,6 +11,7 @@ from jaxllm.build import build_parts
 from jaxllm.config.engine import EngineArgs
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.parts import EngineParts
+from tests.helpers.tiny_engine import PROCESSORS, TinyEngine
 
 MAX_MODEL_LEN = 1024
 NUM_PAGES = 71
@@ -35,3 +36,10 @@ def smollm2() -> Iterator[RunningModel]:
     parts = build_parts(args)
     with Engine(parts) as engine:
         yield RunningModel(parts, engine)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine() -> Iterator[TinyEngine]:
+    """A tiny random Llama with room for everybody."""
+    with TinyEngine(processors=PROCESSORS) as tiny:
+        yield tiny

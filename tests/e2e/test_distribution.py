@@ -1,51 +1,47 @@
-"""20,000 tokens drawn through the whole engine follow the model's own probabilities, filtered as asked."""
+"""Tokens drawn through the whole engine follow the model's own probabilities, filtered as asked."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from jaxllm.engine.inputs import TokensPrompt
-from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.sampling import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from tests.helpers.tiny_engine import TINY_LLAMA, TinyEngine
 
-NUM_DRAWS = 20_000
+FEW_DRAWS, MANY_DRAWS = 2_000, 20_000
 VOCAB = TINY_LLAMA.vocab_size
 PROMPT = TokensPrompt([72, 101, 108, 108, 111])
 Floats = npt.NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[TinyEngine]:
-    with TinyEngine(max_num_seqs=64, max_num_batched_tokens=512, max_logprobs=-1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def probabilities(tiny: TinyEngine) -> Floats:
+def probabilities(tiny_engine: TinyEngine) -> Floats:
     """What the model says of each token after the prompt, at temperature 1."""
-    (output,) = tiny.engine.generate([PROMPT], [SamplingParams(max_tokens=1, temperature=0, logprobs=-1)])
-    assert output.outputs[0].logprobs is not None
     found = np.zeros(VOCAB)
-    for entry in output.outputs[0].logprobs[0]:
-        found[entry.token_id] = np.exp(entry.logprob)
+    for first in range(0, VOCAB, MAX_LOGPROB_TOKEN_IDS):
+        ids = tuple(range(first, min(first + MAX_LOGPROB_TOKEN_IDS, VOCAB)))
+        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=ids)
+        (output,) = tiny_engine.engine.generate([PROMPT], [params])
+        assert output.outputs[0].logprobs is not None
+        for entry in output.outputs[0].logprobs[0]:
+            found[entry.token_id] = np.exp(entry.logprob)
     assert np.count_nonzero(found) == VOCAB and found.sum() == pytest.approx(1, abs=1e-5)
     return found / found.sum()
 
 
-def draw(tiny: TinyEngine, **fields: float) -> npt.NDArray[np.int64]:
+def draw(tiny_engine: TinyEngine, num_draws: int, **fields: float) -> npt.NDArray[np.int64]:
     """How often each token came, over requests that share steps with requests of every other kind."""
     asked = SamplingParams(max_tokens=1, temperature=1.0, **fields)  # type: ignore[arg-type]
     others = [
         SamplingParams(max_tokens=1, temperature=0.7, top_k=3, presence_penalty=1.0),
         SamplingParams(max_tokens=1, temperature=0.0, logit_bias={5: 3.0}),
     ]
-    params = [others[i // 8 % 2] if i % 8 == 7 else asked for i in range(NUM_DRAWS * 8 // 7)]
-    outputs = tiny.engine.generate([PROMPT] * len(params), params)
+    params = [others[i // 8 % 2] if i % 8 == 7 else asked for i in range(num_draws * 8 // 7)]
+    outputs = tiny_engine.engine.generate([PROMPT] * len(params), params)
     tokens = [o.outputs[0].token_ids[0] for o, p in zip(outputs, params, strict=True) if p is asked]
     counts = Counter(tokens)
     return np.array([counts[token] for token in range(VOCAB)])
@@ -71,21 +67,28 @@ def filtered(probabilities: Floats, kept: npt.NDArray[np.bool_]) -> Floats:
     return chosen / chosen.sum()
 
 
-def test_plain_draws_follow_the_model(tiny: TinyEngine, probabilities: Floats) -> None:
-    check_fit(draw(tiny), probabilities)
-
-
-def test_filtered_draws_keep_exactly_their_set(tiny: TinyEngine, probabilities: Floats) -> None:
+def check_draws(tiny_engine: TinyEngine, probabilities: Floats, num_draws: int) -> None:
+    """Plain draws, then each filter: exactly its set, in the right proportions."""
+    check_fit(draw(tiny_engine, num_draws), probabilities)
     order = np.argsort(-probabilities, kind="stable")
     rank = np.argsort(order, kind="stable")
     before = np.cumsum(probabilities[order])[rank] - probabilities  # mass of the more likely ones
     sets = {
         "top_k": (20, rank < 20),
-        "top_p": (0.5, before < 0.5),
-        "min_p": (0.4, probabilities >= 0.4 * probabilities.max()),
+        "top_p": (0.3, before < 0.3),
+        "min_p": (0.1, probabilities >= 0.1 * probabilities.max()),
     }
     for name, (value, kept) in sets.items():
         assert 2 < kept.sum() < VOCAB - 2, name
-        counts = draw(tiny, **{name: value})
+        counts = draw(tiny_engine, num_draws, **{name: value})
         assert set(np.flatnonzero(counts)) == set(np.flatnonzero(kept)), name
         check_fit(counts, filtered(probabilities, kept))
+
+
+def test_draws_follow_the_model_and_keep_exactly_their_set(tiny_engine: TinyEngine, probabilities: Floats) -> None:
+    check_draws(tiny_engine, probabilities, FEW_DRAWS)
+
+
+@pytest.mark.slow
+def test_many_draws_follow_the_model_and_keep_exactly_their_set(tiny_engine: TinyEngine, probabilities: Floats) -> None:
+    check_draws(tiny_engine, probabilities, MANY_DRAWS)

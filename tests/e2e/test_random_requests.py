@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,12 @@ import pytest
 
 from jaxllm.engine.inputs import TokensPrompt
 from jaxllm.types.outputs import CompletionOutput, RequestOutput, TokenLogprob
-from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.sampling import SamplingParams
-from tests.helpers.tiny_engine import TINY_LLAMA, TinyEngine
+from tests.helpers.tiny_engine import PROCESSORS, TINY_LLAMA, TinyEngine
 
 NUM_SETS = 200
 TOLERANCE = 1e-4  # of log probabilities
 VOCAB = TINY_LLAMA.vocab_size
-PROCESSORS = (
-    LogitsProcessor("scale", lambda logits, by: logits * by[:, None]),
-    LogitsProcessor("favour_low_ids", lambda logits, by: logits.at[:, :32].add(by[:, None])),
-)
 # name -> a random value; each is left out three times in four.
 RARE: dict[str, Any] = {
     "presence_penalty": lambda r: r.uniform(-2, 2),
@@ -90,15 +84,9 @@ def work() -> Workload:
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Iterator[TinyEngine]:
-    with TinyEngine(processors=PROCESSORS) as tiny:
-        yield tiny
-
-
-@pytest.fixture(scope="module")
-def expected(roomy: TinyEngine, work: Workload) -> list[RequestOutput]:
-    outputs = work.run_alone(roomy)
-    roomy.check_everything_is_back()
+def expected(tiny_engine: TinyEngine, work: Workload) -> list[RequestOutput]:
+    outputs = work.run_alone(tiny_engine)
+    tiny_engine.check_everything_is_back()
     return outputs
 
 
@@ -150,26 +138,28 @@ def test_answers_hold_what_was_asked_for(expected: list[RequestOutput], work: Wo
             assert output.usage.completion_tokens == sum(len(c.token_ids) for c in output.outputs)
 
 
-def test_batched_cold_then_warm_as_alone(roomy: TinyEngine, expected: list[RequestOutput], work: Workload) -> None:
-    roomy.forget_prefixes()
-    assert_same(work.run(roomy), expected, work)
-    hits = roomy.prefix_hits
-    assert_same(work.run(roomy), expected, work)
-    assert roomy.prefix_hits > hits
-    roomy.check_everything_is_back()
+def test_batched_cold_then_warm_as_alone(
+    tiny_engine: TinyEngine, expected: list[RequestOutput], work: Workload
+) -> None:
+    tiny_engine.forget_prefixes()
+    assert_same(work.run(tiny_engine), expected, work)
+    hits = tiny_engine.prefix_hits
+    assert_same(work.run(tiny_engine), expected, work)
+    assert tiny_engine.prefix_hits > hits
+    tiny_engine.check_everything_is_back()
 
 
 def test_chunked_and_preempted_as_alone(expected: list[RequestOutput], work: Workload) -> None:
-    with TinyEngine(processors=PROCESSORS, num_pages=40, max_num_seqs=8, max_num_batched_tokens=20) as tiny:
-        assert_same(work.run(tiny), expected, work)
-        assert tiny.num_preemptions >= 10
-        assert_same(work.run(tiny), expected, work)
-        tiny.check_everything_is_back()
+    with TinyEngine(processors=PROCESSORS, num_pages=40, max_num_seqs=8, max_num_batched_tokens=20) as tight:
+        assert_same(work.run(tight), expected, work)
+        assert tight.num_preemptions >= 10
+        assert_same(work.run(tight), expected, work)
+        tight.check_everything_is_back()
 
 
 def test_over_two_devices_as_alone(expected: list[RequestOutput], work: Workload) -> None:
-    with TinyEngine(processors=PROCESSORS, num_devices=2, max_num_seqs=4, max_num_batched_tokens=32) as tiny:
-        assert_same(work.run(tiny), expected, work)
-        assert_same(work.run(tiny), expected, work)
-        assert all(core.scheduler.prefix_queries for core in tiny.cores), "one device had nothing to do"
-        tiny.check_everything_is_back()
+    with TinyEngine(processors=PROCESSORS, num_devices=2, max_num_seqs=4, max_num_batched_tokens=32) as tight:
+        assert_same(work.run(tight), expected, work)
+        assert_same(work.run(tight), expected, work)
+        assert all(core.scheduler.prefix_queries for core in tight.cores), "one device had nothing to do"
+        tight.check_everything_is_back()

@@ -34,6 +34,11 @@ TINY_LLAMA = ModelConfig(
     max_positions=256,
 )
 
+PROCESSORS = (
+    LogitsProcessor("scale", lambda logits, by: logits * by[:, None]),
+    LogitsProcessor("favour_low_ids", lambda logits, by: logits.at[:, :32].add(by[:, None])),
+)
+
 
 class TinyEngine:
     """An `Engine` over `num_devices` copies of the model; `cores` are open for inspection."""
