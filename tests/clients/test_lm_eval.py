@@ -37,8 +37,8 @@ def test_tasks_hold_the_right_choice_at_changing_places(tmp_path: Path) -> None:
             assert right == row["answer"].split("#### ")[1].replace(",", "") or row["answer"].startswith(right)
 
 
-def found(*values: float, is_greedy: bool = False) -> dict[tuple[str, int, int], Likelihood]:
-    return {("task", index, 0): Likelihood(value, is_greedy) for index, value in enumerate(values)}
+def found(*values: float, is_greedy: bool = False) -> dict[tuple[str, int, str], Likelihood]:
+    return {("task", index, " yes"): Likelihood(value, is_greedy) for index, value in enumerate(values)}
 
 
 def test_the_verdict_takes_each_likelihood_into_account(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,3 +50,4 @@ def test_the_verdict_takes_each_likelihood_into_account(capsys: pytest.CaptureFi
     for values in ((float("nan"), -1.0), (-1.0, float("nan"))):
         assert report(found(*values), found(-1.0, -1.0)) == 1
     assert report({}, {}) == 1
+    assert report({("task", 0, " no"): Likelihood(-1.0, False)}, found(-1.0)) == 1  # not the same question
