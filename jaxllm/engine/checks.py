@@ -60,7 +60,7 @@ def check_num_logprobs(params: SamplingParams, max_logprobs: int) -> None:
             continue  # with token ids of its own, `logprobs` is their number
         if not 0 <= value <= max_logprobs:
             accepted = f"0 to max_logprobs={max_logprobs}, a setting of the engine"
-            raise RequestError(f"{name}={value} is out of range; accepted: {accepted}", param=name)
+            raise RequestError(f"{name}={shown(value)} is out of range; accepted: {accepted}", param=name)
 
 
 def check_num_sequences(params: SamplingParams) -> None:

@@ -176,7 +176,7 @@ class InputProcessor:
             return count
         if asked == -1:
             raise RequestError(
-                f"truncate_prompt_tokens=-1 leaves no room for a prompt beside max_tokens={params.max_tokens}; "
+                f"truncate_prompt_tokens=-1 leaves no room for a prompt beside max_tokens={shown(params.max_tokens)}; "
                 f"accepted: max_tokens of at most {self._max_model_len - 1}",
                 param="max_tokens",
             )

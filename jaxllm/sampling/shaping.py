@@ -55,10 +55,12 @@ def _bias(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.
 
 
 def _forbid(logits: jax.Array, rows: SamplingRows, tables: Tables, is_active: jax.Array) -> jax.Array:
-    """Ends of bad words, and what min_tokens hold back: both are few ids a row, so one scatter does."""
-    ends = jnp.where(rows.uses(USES_BAD_WORDS)[:, None], _ends_of_bad_words(rows, tables), -1)
+    """What min_tokens hold back, and the ends of bad words unless nothing would be left beside them."""
     held_back = jnp.where(rows.holds_back[:, None], rows.forbidden, -1)
-    return transforms.forbid(logits, jnp.concatenate([ends, held_back], axis=1), is_active)
+    logits = transforms.forbid(logits, held_back, is_active)
+    ends = jnp.where(rows.uses(USES_BAD_WORDS)[:, None], _ends_of_bad_words(rows, tables), -1)
+    banned = transforms.forbid(logits, ends, is_active)
+    return jnp.where(jnp.max(banned, axis=1, keepdims=True) > -jnp.inf, banned, logits)
 
 
 def _ends_of_bad_words(rows: SamplingRows, tables: Tables) -> jax.Array:

@@ -43,10 +43,10 @@ class RepetitionDetection:
         for name, low in (("max_pattern_size", 1), ("min_pattern_size", 1), ("min_count", 2)):
             value = getattr(self, name)
             if not _is_int(value) or not low <= value <= MAX_PATTERN:
-                raise _fail("repetition_detection", f"{name}={value}", f"{low} to {MAX_PATTERN}")
+                raise _fail("repetition_detection", {name: value}, f"{low} to {MAX_PATTERN}")
         if self.min_pattern_size > self.max_pattern_size:
             accepted = f"at most max_pattern_size={self.max_pattern_size}"
-            raise _fail("repetition_detection", f"min_pattern_size={self.min_pattern_size}", accepted)
+            raise _fail("repetition_detection", {"min_pattern_size": self.min_pattern_size}, accepted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,7 @@ class SamplingParams:
 
 
 MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10  # a million tokens to this power is still a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +140,13 @@ class BeamSearchParams:
             raise _fail("beam_width", self.beam_width, f"1 to {MAX_BEAM_WIDTH}")
         if not _is_int(self.max_tokens) or self.max_tokens < 1:
             raise _fail("max_tokens", self.max_tokens, "at least 1")
-        for name, low, high in (("temperature", 0.0, 2.0), ("length_penalty", -math.inf, math.inf)):
+        for name, low, high in (("temperature", 0, 2), ("length_penalty", -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)):
             value: Any = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or not low <= value <= high:
-                raise _fail(name, value, "a finite number" if math.isinf(high) else f"{low} to {high}")
+            if not _is_finite(value) or not low <= value <= high:
+                raise _fail(name, value, f"{low} to {high}")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise _fail(name, getattr(self, name), "true or false")
 
 
 # Fields whose meaning is not served yet, with the one value that asks for nothing.
@@ -192,9 +195,8 @@ def _bias(value: Any) -> Mapping[int, float] | None:
         raise _fail("logit_bias", value, accepted)
     entries = cast("Mapping[Any, Any]", value)
     for key, number in entries.items():
-        is_number = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
-        if not _is_int(key) or key < 0 or not is_number:
-            raise _fail("logit_bias", f"{{{shown(key)}: {shown(number)}}}", accepted)
+        if not _is_int(key) or key < 0 or not _is_finite(number):
+            raise _fail("logit_bias", {key: number}, accepted)
     return {key: max(-BIAS_LIMIT, min(BIAS_LIMIT, float(number))) for key, number in entries.items()} or None
 
 
@@ -204,9 +206,11 @@ def _repetition(value: Any) -> RepetitionDetection | None:
     names = {f.name for f in fields(RepetitionDetection)}
     if not isinstance(value, Mapping) or not names >= set(cast("Mapping[Any, Any]", value)) >= {"max_pattern_size"}:
         raise _fail("repetition_detection", value, f"an object of {', '.join(sorted(names))}")
-    if cast("Mapping[str, Any]", value)["max_pattern_size"] == 0:
-        return None  # off, as in vLLM
-    return RepetitionDetection(**cast("dict[str, Any]", value))
+    size = cast("Mapping[str, Any]", value)["max_pattern_size"]
+    is_off = _is_int(size) and size == 0  # as in vLLM; the other numbers are checked all the same
+    given = {**cast("dict[str, Any]", value), "max_pattern_size": MAX_PATTERN if is_off else size}
+    checked = RepetitionDetection(**given)
+    return None if is_off else checked
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -224,6 +228,16 @@ def _listed(value: Any) -> tuple[Any, ...] | None:
 
 def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    """A number that a float can hold; 10**400 is an int that it cannot."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 # name: (lowest, highest, text); the lowest is accepted, and so is the highest.
@@ -280,8 +294,7 @@ def _check_numbers(params: SamplingParams) -> None:
             raise _fail(name, value, text)
     for name, (low, high, text) in _FLOAT_RANGES.items():
         value = getattr(params, name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if not _is_finite(value) or not low <= value <= high:
             raise _fail(name, value, text)
 
 

@@ -108,3 +108,11 @@ def test_sam_10_prompt_logprobs_twice_and_of_overlapping_prompts(tiny_engine: Ti
             for mine, theirs in zip(found, wanted, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-4)
             assert output.num_cached_tokens == 0
+
+
+def test_a_bad_word_never_leaves_a_row_without_tokens(tiny_engine: TinyEngine) -> None:
+    """Where only "a" is allowed, a ban of "aa" yields: the alternative is a token nobody allowed."""
+    params = {"max_tokens": 6, "allowed_token_ids": [97, 98], "logit_bias": {98: 50.0}, **GREEDY}
+    assert answer(tiny_engine, prompt(4), **params) == (98,) * 6
+    only_a = {**params, "allowed_token_ids": [97]}
+    assert answer(tiny_engine, prompt(4), bad_words=["aa"], **only_a) == (97,) * 6

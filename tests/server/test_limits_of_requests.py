@@ -126,6 +126,13 @@ def _posted(served: Running, members: str) -> Any:
     )
 
 
+@pytest.mark.parametrize("key", ["042", "0" * 37 + "42", "9" * 21, "١"])
+def test_sam_01_a_logit_bias_key_is_never_read_as_another_token(served: Running, key: str) -> None:
+    reply = served.complete(logit_bias={key: 100})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "logit_bias" and key[:10] in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["chat", "complete"])
 @pytest.mark.parametrize("key", ["265", "-1", "abc", "1.5", "", " 5", "9" * 5000, "٣"], ids=lambda key: key[:8])
 def test_sam_01_a_logit_bias_for_no_token_is_400_and_harms_nobody(served: Running, path: str, key: str) -> None:

@@ -24,6 +24,7 @@ from jaxllm.types.sampling import (
 COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; chat may use all that fits
 _REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
+_MAX_KEY_DIGITS = 20  # of a token id
 # Request fields that mean the same, under the same name, in SamplingParams.
 _SAME = (
     "n",
@@ -153,7 +154,7 @@ def _values(
     if values.get("thinking_token_budget") == -1:
         del values["thinking_token_budget"]
     values |= {"n": request.n or 1, "logprobs": logprobs}
-    if isinstance(request, CompletionRequest) and request.echo and (logprobs is not None or max_tokens == 0):
+    if isinstance(request, CompletionRequest) and request.echo and (request.logprobs is not None or max_tokens == 0):
         values["prompt_logprobs"] = _more(request.logprobs or 0, request.prompt_logprobs or 0)
     if request.vllm_xargs:
         values["extra_args"] = request.vllm_xargs
@@ -173,7 +174,8 @@ def _chat_logprobs(request: ChatRequest, context: Context) -> int | None:
     """`SamplingParams.logprobs` of a chat request."""
     top = request.top_logprobs
     if not request.logprobs and top not in (None, 0):
-        raise RequestError(f"top_logprobs={shown(top)} needs logprobs=true", param="top_logprobs")
+        message = f"top_logprobs={shown(top)} needs logprobs=true; accepted without: 0 or null"
+        raise RequestError(message, param="top_logprobs")
     if top is not None:
         _check_num_logprobs("top_logprobs", top, context.max_logprobs)
     return _beside_ids(request, (top or 0) if request.logprobs else None, asks=bool(request.logprobs))
@@ -185,7 +187,8 @@ def _beside_ids(request: GenerationRequest, count: int | None, *, asks: bool) ->
         return count
     limits.check_count("logprob_token_ids", request.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
     if not asks:
-        raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        message = "logprob_token_ids needs logprobs; accepted with it: 0, or as many as there are ids"
+        raise RequestError(message, param="logprob_token_ids")
     return count or None
 
 
@@ -202,9 +205,10 @@ def _checked_n(n: int | None) -> int:
 
 
 def _token_key(key: str) -> int:
-    if not key.isascii() or not key.isdecimal():
+    is_plain = key.isascii() and key.isdecimal() and (key == "0" or not key.startswith("0"))
+    if not is_plain or len(key) > _MAX_KEY_DIGITS:
         raise RequestError(f"logit_bias has the key {key[:40]!r}; accepted: token ids as strings", param="logit_bias")
-    return int(key[:20])
+    return int(key)
 
 
 def _check_reasoning(request: ChatRequest) -> None:
