@@ -11,7 +11,7 @@ from jaxllm.layers.batch import Bucket
 from jaxllm.runner.buckets import Buckets
 from jaxllm.runner.logprob_columns import SampledRow, ScoredPiece
 from jaxllm.runner.packed import FROM_DEVICE, PackedLayout, PackedStep
-from jaxllm.runner.slots import Slots
+from jaxllm.runner.slots import Slots, asks_for_logprobs
 from jaxllm.sampling.state import set_step
 from jaxllm.types.step import Int32Array, PageTableDiff, ScheduledRows, SchedulerOutput
 
@@ -63,7 +63,8 @@ class BatchBuilder:
         sampled = np.flatnonzero(rows.samples).astype(np.int32)
         self._fill_samples(step, rows, sampled, slots)
         overflow = self._fill_diffs(step, plan.page_diffs[0] if plan.page_diffs else PageTableDiff())
-        sampled_ids = tuple(rows.request_ids[i] for i in sampled)
+        sampled_ids = tuple([rows.request_ids[i] for i in sampled.tolist()])
+        wants_logprobs = slots.wants_logprobs[rows.slots].any()  # few steps do, and only they look closer
         return HostBatch(
             bucket=bucket,
             packed=packed,
@@ -71,8 +72,8 @@ class BatchBuilder:
             copies=pack_copies(plan.page_copies[0]) if plan.page_copies else (),
             sampled_ids=sampled_ids,
             all_greedy=bool(slots.is_greedy[rows.slots[sampled]].all()),
-            logprob_rows=_logprob_rows(sampled_ids, rows.slots[sampled], slots),
-            scores=_scores(rows, step.query_starts, slots),
+            logprob_rows=_logprob_rows(sampled_ids, rows.slots[sampled], slots) if wants_logprobs else (),
+            scores=_scores(rows, step.query_starts, slots) if wants_logprobs else None,
         )
 
     def _fill_samples(
@@ -116,12 +117,8 @@ def pack_copies(copies: Sequence[tuple[int, int]]) -> tuple[Int32Array, ...]:
 
 
 def _logprob_rows(sampled_ids: Sequence[str], sampled_slots: Int32Array, slots: Slots) -> tuple[SampledRow, ...]:
-    wanting = slots.wants_logprobs[sampled_slots]
-    if not wanting.any():
-        return ()
-    return tuple(
-        SampledRow(sampled_ids[i], i, slots.params[sampled_slots[i]]) for i in np.flatnonzero(wanting).tolist()
-    )
+    asking = [(i, slots.params[slot]) for i, slot in enumerate(sampled_slots.tolist())]
+    return tuple(SampledRow(sampled_ids[i], i, params) for i, params in asking if asks_for_logprobs(params))
 
 
 def _scores(rows: ScheduledRows, query_starts: Int32Array, slots: Slots) -> HostScores | None:

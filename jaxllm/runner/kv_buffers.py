@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -39,7 +39,8 @@ class DeviceShapes:
     page_table: jax.ShapeDtypeStruct  # [slots + 1, P] int32
     last_tokens: jax.ShapeDtypeStruct  # [slots + 1] int32
     hidden: jax.ShapeDtypeStruct  # [largest T, D] the last step's rows, for those that are scored
-    tables: Tables  # of shapes, [slots + 1, ...] each
+    history: jax.ShapeDtypeStruct  # [slots + 1, max_model_len] int32, the one of `Tables` that most steps write
+    tables: Tables  # of shapes, [slots + 1, ...] each; `history` None
 
     @staticmethod
     def of(
@@ -55,12 +56,14 @@ class DeviceShapes:
         max_num_tokens: int,
     ) -> DeviceShapes:
         """`max_num_tokens`: T of the largest bucket."""
+        tables = table_shapes(num_slots + 1, head.vocab_size, max_model_len)
         return DeviceShapes(
             kv=tuple(model.kv_shapes(num_pages, page_size, kv_dtype)),
             page_table=jax.ShapeDtypeStruct((num_slots + 1, pages_per_request), np.int32),
             last_tokens=jax.ShapeDtypeStruct((num_slots + 1,), np.int32),
             hidden=head.hidden(max_num_tokens),
-            tables=table_shapes(num_slots + 1, head.vocab_size, max_model_len),
+            history=tables.history,
+            tables=replace(tables, history=None),
         )
 
     @property
@@ -78,7 +81,7 @@ class DeviceShapes:
     @property
     def sampling_bytes(self) -> int:
         """Of what sampling and scoring keep between programs."""
-        return num_bytes(self.hidden) + sum(num_bytes(a) for a in jax.tree.leaves(self.tables))
+        return num_bytes(self.hidden) + sum(num_bytes(a) for a in jax.tree.leaves((self.history, self.tables)))
 
 
 @dataclass(slots=True)
@@ -89,11 +92,12 @@ class DeviceState:
     page_table: jax.Array
     last_tokens: jax.Array
     hidden: jax.Array
-    tables: Tables
+    history: jax.Array
+    tables: Tables  # `history` None
 
     def delete(self) -> None:
         """Give the memory back now, whoever else still holds the arrays."""
-        arrays = (*self.kv, self.page_table, self.last_tokens, self.hidden, *jax.tree.leaves(self.tables))
+        arrays = (*self.kv, self.page_table, self.last_tokens, self.hidden, self.history, *jax.tree.leaves(self.tables))
         for array in arrays:
             array.delete()
 
@@ -114,6 +118,7 @@ def allocate(shapes: DeviceShapes, device: Device) -> DeviceState:
         page_table=small(shapes.page_table),
         last_tokens=small(shapes.last_tokens),
         hidden=small(shapes.hidden),
+        history=small(shapes.history),
         tables=jax.tree.map(small, shapes.tables),
     )
     jax.block_until_ready((state.kv, state.hidden, state.tables))

@@ -128,7 +128,7 @@ class Runner:
             state.tables = side.set_tables(state.tables, packed)
             self._num_sent += 1
         for chunk in history:
-            state.tables = side.set_history(state.tables, chunk)
+            state.history = side.set_history(state.history, chunk)
         self._num_sent += len(history)
 
     def _dispatch(self, batch: HostBatch) -> _Handle:
@@ -145,11 +145,13 @@ class Runner:
         result, logprobs = hidden, None
         if batch.sampled_ids:
             result, logprobs = self._sample(batch, hidden, sample_rows)
-        handle = _Handle(
-            batch.sampled_ids, result, started_s, batch.logprob_rows, logprobs, batch.scores, self._score(batch.scores)
-        )
-        _start_copies(handle)
-        return handle
+            result.copy_to_host_async()
+        if not batch.logprob_rows and batch.scores is None:
+            return _Handle(batch.sampled_ids, result, started_s)
+        scored = self._score(batch.scores)
+        for array in jax.tree.leaves((logprobs, scored)):
+            array.copy_to_host_async()
+        return _Handle(batch.sampled_ids, result, started_s, batch.logprob_rows, logprobs, batch.scores, scored)
 
     def _sample(
         self, batch: HostBatch, hidden: jax.Array, sample_rows: jax.Array
@@ -158,8 +160,8 @@ class Runner:
         num_rows = self.buckets.num_logit_rows(batch.bucket)
         wanted = bool(batch.logprob_rows)
         variant = SampleVariant(num_rows, greedy=batch.all_greedy and not wanted, with_logprobs=wanted)
-        tokens, logprobs, state.last_tokens, state.tables = self._programs.sample[variant](
-            self._head, hidden, sample_rows, state.last_tokens, state.tables
+        tokens, logprobs, state.last_tokens, state.history = self._programs.sample[variant](
+            self._head, hidden, sample_rows, state.tables, state.last_tokens, state.history
         )
         return tokens, logprobs
 
@@ -230,15 +232,6 @@ class Runner:
         self._in_flight.clear()
         self._state.delete()
         self._leaves = self._head = ()  # whoever loaded the weights may still use them
-
-
-def _start_copies(handle: _Handle) -> None:
-    """What the host will want leaves the device as soon as it is there."""
-    if handle.sampled_ids:
-        handle.result.copy_to_host_async()
-    if not handle.is_plain:
-        for array in jax.tree.leaves((handle.logprobs, handle.scored)):
-            array.copy_to_host_async()
 
 
 def _tokens(handle: _Handle, tokens: np.ndarray[Any, Any]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from jaxllm.runner.batch_builder import COPY_CHUNK, DIFF_CHUNK, SCORE_ROWS
 from jaxllm.runner.kv_buffers import DeviceShapes
 from jaxllm.runner.step import Arrays, ProgramSpec, SamplingSetup, int32, set_pages
 from jaxllm.sampling.logprobs import DeviceLogprobs, LogprobsSpec, logprobs_of
-from jaxllm.sampling.tables import HISTORY_SIZE, set_history, set_tables, tables_size
+from jaxllm.sampling.tables import HISTORY_SIZE, Tables, set_history, set_tables, tables_size
 
 if TYPE_CHECKING:
     from jaxllm.models.base import SplitModel
@@ -33,7 +33,7 @@ class SidePrograms(Generic[P]):
     set_pages: P  # (page_table, [3, DIFF_CHUNK]) -> page_table
     copy_pages: P  # (kv, [2, COPY_CHUNK]) -> kv
     set_tables: P  # (tables, [tables_size]) -> tables
-    set_history: P  # (tables, [HISTORY_SIZE]) -> tables
+    set_history: P  # (history, [HISTORY_SIZE]) -> history
     score: P  # (head leaves, hidden [., D], [2, SCORE_ROWS]) -> DeviceLogprobs
 
     def __iter__(self) -> Iterator[P]:
@@ -61,6 +61,11 @@ def copy_pages(kv: Arrays, copies: jax.Array) -> Arrays:
     return lax.fori_loop(0, jnp.sum(targets > 0), copy, kv)
 
 
+def write_history(history: jax.Array, packed: jax.Array) -> jax.Array:
+    """`set_history` of the history alone: the other tables are not in the way."""
+    return set_history(Tables(history, None, None, None, None, None), packed).history
+
+
 def raw_spec(spec: LogprobsSpec) -> LogprobsSpec:
     """The kind that prompts get: nothing is sampled there, so there is nothing to be processed."""
     return LogprobsSpec(spec.num_top, "raw_logits" if spec.mode.endswith("logits") else "raw_logprobs")
@@ -86,7 +91,7 @@ def side_specs(model: SplitModel, setup: SamplingSetup, shapes: DeviceShapes) ->
         set_pages=ProgramSpec.of("set_pages", set_pages, (shapes.page_table, int32(3, DIFF_CHUNK)), (0,)),
         copy_pages=ProgramSpec.of("copy_pages", copy_pages, (shapes.kv, int32(2, COPY_CHUNK)), (0,)),
         set_tables=ProgramSpec.of("set_tables", set_tables, (shapes.tables, packed_tables), (0,)),
-        set_history=ProgramSpec.of("set_history", set_history, (shapes.tables, int32(HISTORY_SIZE)), (0,)),
+        set_history=ProgramSpec.of("set_history", write_history, (shapes.history, int32(HISTORY_SIZE)), (0,)),
         score=ProgramSpec.of(
             f"score[{SCORE_ROWS} rows, {raw_spec(setup.logprobs)}]",
             make_score(model, setup.logprobs),

@@ -26,7 +26,7 @@ class Slots:
         self.num_scored = np.zeros(max_num_seqs, np.int32)  # prompt tokens of those that want them scored, else 0
         self.sampling = np.zeros((max_num_seqs, NUM_COLUMNS), np.int32)
         self.is_greedy = np.zeros(max_num_seqs, np.bool_)
-        self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)  # of sampled tokens
+        self.wants_logprobs = np.zeros(max_num_seqs, np.bool_)  # of sampled tokens, or of the prompt
         self.params = [SamplingParams()] * max_num_seqs
         self._eos_ids = tuple(sorted(eos_ids))
         self._processor_names = tuple(processor_names)
@@ -44,5 +44,10 @@ class Slots:
         self.num_scored[slot] = 0 if params.prompt_logprobs is None else new.num_prompt_tokens
         self.sampling[slot] = pack_row(params, new.seed, new.num_prompt_tokens, self._eos_ids, self._processor_names)
         self.is_greedy[slot] = params.is_greedy
-        self.wants_logprobs[slot] = params.logprobs is not None or params.logprob_token_ids is not None
+        self.wants_logprobs[slot] = params.prompt_logprobs is not None or asks_for_logprobs(params)
         self.params[slot] = params
+
+
+def asks_for_logprobs(params: SamplingParams) -> bool:
+    """Of sampled tokens."""
+    return params.logprobs is not None or params.logprob_token_ids is not None

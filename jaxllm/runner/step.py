@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,7 @@ def int32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleVariant:
+class SampleVariant(NamedTuple):
     """What picks a sample program in the hot path.
 
     Log probabilities come from programs that draw, which serve greedy rows as well: each program
@@ -108,13 +107,18 @@ def make_forward(model: SplitModel, layout: PackedLayout, page_size: int) -> Cal
 
 
 def make_sample(model: SplitModel, setup: SamplingSetup, variant: SampleVariant) -> Callable[..., Any]:
-    """(head leaves, hidden rows [N, D], sample rows [N, C], last_tokens, tables) -> as `sample` says."""
+    """(head leaves, hidden rows [N, D], sample rows [N, C], tables, last_tokens, history) -> as `sample` says."""
 
     def sample(
-        head: Arrays, hidden: jax.Array, sample_rows: jax.Array, last_tokens: jax.Array, tables: Tables
-    ) -> tuple[jax.Array, DeviceLogprobs | None, jax.Array, Tables]:
-        """(tokens [N], their log probabilities if wanted, last_tokens, tables with the tokens in the history)."""
-        rows = unpack(sample_rows)
+        head: Arrays,
+        hidden: jax.Array,
+        sample_rows: jax.Array,
+        tables: Tables,
+        last_tokens: jax.Array,
+        history: jax.Array,
+    ) -> tuple[jax.Array, DeviceLogprobs | None, jax.Array, jax.Array]:
+        """(tokens [N], their log probabilities if wanted, last_tokens, history with the tokens)."""
+        rows, tables = unpack(sample_rows), replace(tables, history=history)
         tokens, logprobs = sample_tokens(
             model.logits(head, hidden),
             rows,
@@ -124,7 +128,7 @@ def make_sample(model: SplitModel, setup: SamplingSetup, variant: SampleVariant)
             processors=setup.processors,
         )
         last_tokens = last_tokens.at[rows.slots].set(tokens, mode="promise_in_bounds")
-        return tokens, logprobs, last_tokens, record(tables, rows, tokens)
+        return tokens, logprobs, last_tokens, record(tables, rows, tokens).history
 
     return sample
 
@@ -175,7 +179,10 @@ def sample_spec(model: SplitModel, setup: SamplingSetup, shapes: DeviceShapes, v
     spec = ProgramSpec.of(
         name=f"sample[{variant}{details}]",
         function=make_sample(model, setup, variant),
-        arguments=(head, setup.head.hidden(num_rows), int32(num_rows, NUM_COLUMNS), shapes.last_tokens, shapes.tables),
-        donated=(3, 4),
+        arguments=(
+            *(head, setup.head.hidden(num_rows), int32(num_rows, NUM_COLUMNS)),
+            *(shapes.tables, shapes.last_tokens, shapes.history),
+        ),
+        donated=(4, 5),
     )
     return replace(spec, is_kept=not setup.processors)

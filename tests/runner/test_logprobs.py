@@ -97,10 +97,10 @@ def test_a_prompt_that_fills_the_model_is_scored_without_touching_its_neighbours
     long, other, planner = prompt(MAX_MODEL_LEN, 1), prompt(6, 2), Planner()
     penalty = SamplingParams(temperature=0.0, frequency_penalty=2.0)
     step(long_runner, planner, [Piece("b", 2, 0, 6)], [planner.new("b", 2, other, params=penalty)], {2: [60, 61]})
-    before = np.array(long_runner._state.tables.history)
+    before = np.array(long_runner._state.history)
     answer = score(long_runner, long, [MAX_MODEL_LEN], slot=1)
     check_prompt(answer)
-    after = np.asarray(long_runner._state.tables.history)
+    after = np.asarray(long_runner._state.history)
     assert np.array_equal(after[:-1], before[:-1]), "only the spare slot, which padding writes to, may change"
     assert not np.asarray(long_runner._state.page_table)[-1].any()
 

@@ -37,7 +37,8 @@ def outputs(device):
     plans += [planner.plan([Piece("a", 0, 10 + i, 1)]) for i in range(5)]
     tickets = [runner.submit(p) for p in plans]
     results = [runner.collect(t) for t in tickets]
-    held = jax.tree.leaves((runner._state.kv, runner._state.tables, runner._state.hidden, runner._leaves))
+    state = runner._state
+    held = jax.tree.leaves((state.kv, state.tables, state.history, state.hidden, runner._leaves))
     assert all(a.devices() == {device} for a in held), device
     assert runner.compilations_after_ready == 0
     runner.close()
