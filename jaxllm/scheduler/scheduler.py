@@ -238,10 +238,8 @@ class Scheduler:
 
     def _waits_for_prompt(self, request: Request, plan: StepPlan) -> bool:
         first = self._forks.first_of(request)
-        if first is None:
-            return False
-        is_computed = plan.num_tokens_before(first) >= first.num_prompt_tokens
-        return not (first.status is RequestStatus.RUNNING and is_computed)
+        # One that waits itself, at first or after a preemption, has nothing computed.
+        return first is not None and plan.num_tokens_before(first) < first.num_prompt_tokens
 
     def _admit_fork(self, request: Request, first: Request, plan: StepPlan) -> bool:
         page_copies = self._kv.fork(request, first)

@@ -45,7 +45,7 @@ class StepPlan:
         return self._pieces.values()
 
     def num_tokens_before(self, request: Request) -> int:
-        """Tokens of a running request that are computed, or in flight from earlier plans than this one."""
+        """Tokens of a request that are computed, or in flight from earlier plans than this one."""
         piece = self._pieces.get(request)
         return request.num_computed + request.num_in_flight if piece is None else piece.start
 
