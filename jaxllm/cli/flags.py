@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import types
 import typing
@@ -98,7 +99,19 @@ def parse(
         kw_only=True,
     )
     parsed = tyro.cli(form, args=[*argv], prog=f"jaxllm {command}", description=about)
-    return {name: getattr(parsed, name) for name in unique}
+    return {name: _value(flag, getattr(parsed, name), defaults) for name, flag in unique.items()}
+
+
+def _value(flag: Flag, parsed: Any, defaults: Mapping[str, Any]) -> Any:
+    """Lists come as one tuple for each time the flag was given: all of them count, over those of the file."""
+    if not _is_list(flag):
+        return parsed
+    return tuple(itertools.chain(*parsed)) if parsed else defaults.get(flag.name, flag.default)
+
+
+def _is_list(flag: Flag) -> bool:
+    """Whether each --flag takes several words; with `repeats` it takes one."""
+    return flag.kind == "texts" and not flag.repeats
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
@@ -121,6 +134,8 @@ def _kind_of(hint: Any) -> tuple[Kind, tuple[str, ...]]:
 
 
 def _field(flag: Flag, defaults: Mapping[str, Any]) -> Any:
+    if _is_list(flag):
+        return field(default=())
     return field(default=defaults.get(flag.name, flag.default))
 
 
@@ -128,7 +143,7 @@ def _annotation(flag: Flag) -> Any:
     import tyro
 
     base: Any = _base_type(flag)
-    if flag.repeats:
+    if flag.repeats or _is_list(flag):
         base = tyro.conf.UseAppendAction[base]
     if flag.positional:
         base = tyro.conf.Positional[base]
@@ -141,7 +156,7 @@ def _base_type(flag: Flag) -> Any:
     if flag.kind == "switch":
         return bool
     if flag.kind == "texts":
-        return tuple[str, ...]
+        return tuple[tuple[str, ...], ...] if _is_list(flag) else tuple[str, ...]
     if flag.kind == "ints":
         return tuple[int, ...] | None
     if flag.choices:

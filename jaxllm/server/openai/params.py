@@ -135,6 +135,7 @@ def _asked(
         if request.use_beam_search:
             longest = context.max_model_len
             limit = longest if max_tokens is None else min(max_tokens, longest)
+            spelling = {name: own for name, own in spelling.items() if name != "logprobs"}  # here the field itself
             params = beam_params(request, num_choices, limit)
         else:
             params = SamplingParams(**_values(request, context, max_tokens, logprobs))
