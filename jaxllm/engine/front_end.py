@@ -81,6 +81,7 @@ class FrontEnd:
         core = loads.index(min(loads))
         self._outputs.open(message, core_ids, prompt, deliver, core=core, is_counted=is_counted)
         self._cores.send(core, *siblings)
+        self.watch()  # from here on the watchdog is asked at intervals, and may count on it
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now, wherever they are; unknown and ended ones are ignored."""
