@@ -43,6 +43,10 @@ class KVManager:
         self._no_pages: NewPages = tuple(() for _ in plan.groups)
 
     @property
+    def num_groups(self) -> int:
+        return len(self._pools)
+
+    @property
     def num_free_pages(self) -> int:
         """Pages that can be given out in every group: free and cached ones."""
         return min(pool.num_free for pool in self._pools)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jaxllm.errors import EngineDead
-from jaxllm.scheduler.step_plan import Piece
 from jaxllm.types.request import Request
 from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.step import Logprobs, PromptLogprobs, StepOutput
+
+if TYPE_CHECKING:
+    from jaxllm.scheduler.step_plan import Piece
 
 
 @dataclass(frozen=True, slots=True)

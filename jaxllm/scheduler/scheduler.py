@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from jaxllm.config.engine import SchedulerConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineDead, RequestError
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.answers import PromptScores, read_answer
+from jaxllm.scheduler.decode_rows import DecodeRows, DecodeStep
 from jaxllm.scheduler.forks import Forks
 from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
 from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
 from jaxllm.scheduler.repetition import RepetitionWatches
-from jaxllm.scheduler.step_plan import Piece, StepPlan
+from jaxllm.scheduler.step_plan import Piece, PlannedStep, StepPlan, decode_piece
 from jaxllm.scheduler.stop import Stop, StopRules
 from jaxllm.types.request import FinishReason, Request, RequestStatus
 from jaxllm.types.step import Logprobs, PromptLogprobs, SchedulerOutput, StepOutput
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """What a collected step added to a request, which may have finished with it.
+class RequestUpdate(msgspec.Struct, frozen=True):
+    """What a collected step added to a request, which may have finished with it. Cheap to make: hundreds a step.
 
     Without tokens if the step only scored prompt tokens, or ended a prompt that is only scored.
     """
@@ -73,9 +74,14 @@ class Scheduler:
         self._scores = PromptScores()
         self._repetition = RepetitionWatches()
         self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # in order of admission
+        # All that run, in order of admission, are in one of two ways: with tokens left to compute, or decoding
+        # (those whose last token is on its way too). Dictionaries serve as ordered sets.
+        self._running: dict[Request, None] = {}
+        self._prefilling: dict[Request, None] = {}
+        self._running_view: tuple[Request, ...] | None = None  # of `_running`, until somebody joins or leaves
+        self._decodes = DecodeRows(kv, self._stop)
         self._slots = FreeSlots(config.max_num_seqs)
-        self._in_flight: deque[tuple[int, tuple[Piece, ...]]] = deque()
+        self._in_flight: deque[PlannedStep] = deque()
         self._next_step_id = 0
         self._told: set[Request] = set()  # those the executor was told of, until they finish
         self._preempted: dict[str, None] = {}  # since the last plan, as an ordered set
@@ -118,19 +124,21 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput | None:
         """Decide one step; None if no request can be given a token now.
 
-        Running requests come first, in order of admission; then waiting ones, unless somebody was
-        preempted: what is short of memory admits nobody. O(running requests + siblings passed over).
+        Decodes come first, one token each; then requests with more to compute, in order of admission;
+        then waiting ones, unless somebody was preempted: what is short of memory admits nobody.
+        O(running requests + siblings passed over), little for each.
         """
-        plan = StepPlan(self._kv, self._token_budget(now_s))
+        plan = StepPlan(self._kv, self._decodes, self._token_budget(now_s))
         try:
             num_preemptions = self.num_preemptions
-            self._give_running(plan, now_s)
+            self._give_decodes(plan, now_s)
+            self._give_prefilling(plan, now_s)
             if self.num_preemptions == num_preemptions:
                 self._admit_waiting(plan, now_s)
         except Exception:
             self._undo(plan)
             raise
-        return self._seal(plan) if plan.pieces else None
+        return None if plan.is_empty else self._seal(plan, now_s)
 
     def update(self, plan: SchedulerOutput, output: StepOutput) -> list[RequestUpdate]:
         """Take in a collected step; steps come in the order in which they were planned.
@@ -139,15 +147,13 @@ class Scheduler:
             EngineDead: the executor answered for another step, or not with one token for each row
                 that samples, or without log probabilities that were asked for.
         """
-        if not self._in_flight or not self._in_flight[0][0] == plan.step_id == output.step_id:
-            expected = self._in_flight[0][0] if self._in_flight else None
+        expected = self._in_flight[0].output.step_id if self._in_flight else None
+        if not expected == plan.step_id == output.step_id:
             raise EngineDead(f"step {expected} is next to collect; got step {plan.step_id}, output {output.step_id}")
-        _, pieces = self._in_flight.popleft()
-        updates: list[RequestUpdate] = []
-        for piece in pieces:
-            update = self._collect(piece, output)
-            if update is not None:
-                updates.append(update)
+        step = self._in_flight.popleft()
+        updates = self._collect_decodes(step.decodes, output)
+        for piece in step.pieces:
+            updates += self._collect(piece, output)
         return updates
 
     # Planning
@@ -156,26 +162,28 @@ class Scheduler:
         budget = self._policy.token_budget(self._view(now_s))
         return max(0, min(budget, self._config.max_num_batched_tokens))
 
-    def _give_running(self, plan: StepPlan, now_s: float) -> None:
-        for request in tuple(self._running):
+    def _give_decodes(self, plan: StepPlan, now_s: float) -> None:
+        """A token for each; most need no page for it, and so nothing of their own."""
+        decodes = self._decodes
+        for row in decodes.begin(plan.budget):
+            request = decodes.request(row)
+            if request in decodes:  # else preempted for one before it
+                self._give(request, lambda row=row: decodes.grow(row), plan, now_s)
+        plan.give_decodes()
+
+    def _give_prefilling(self, plan: StepPlan, now_s: float) -> None:
+        for request in tuple(self._prefilling):
             if plan.budget == 0:
                 return
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
-            num_tokens = min(self._num_wanted(request), plan.budget)
-            if num_tokens > 0 and not self._give(request, num_tokens, plan, now_s):
+            num_tokens = min(request.num_uncomputed, plan.budget)
+            if not self._give(request, lambda r=request, n=num_tokens: plan.add(r, n), plan, now_s):
                 return
 
-    def _num_wanted(self, request: Request) -> int:
-        """Tokens that the request could compute; 0 if those in flight bring it to its full length."""
-        num_promised = len(request.prompt_ids) + len(request.output_ids) + request.num_pending
-        if self._stop.is_full(request, num_promised):
-            return 0
-        return num_promised - request.num_computed - request.num_in_flight
-
-    def _give(self, request: Request, num_tokens: int, plan: StepPlan, now_s: float) -> bool:
-        """Add a piece, at the cost of others if need be; False if the request itself had to yield."""
-        while not plan.add(request, num_tokens):
+    def _give(self, request: Request, take_pages: Callable[[], bool], plan: StepPlan, now_s: float) -> bool:
+        """Find pages for a running request, at the cost of others if need be; False if it had to yield itself."""
+        while not take_pages():
             victim = self._policy.victim(self._view(now_s), request)
             if victim.status is not RequestStatus.RUNNING or self.requests.get(victim.request_id) is not victim:
                 raise ConfigError(
@@ -195,7 +203,7 @@ class Scheduler:
         """
         plan.withdraw(victim)
         self._free_slot(victim)
-        self._running.remove(victim)
+        self._stop_running(victim)
         self._waiting.push_front(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed = victim.num_cached = victim.num_in_flight = 0
@@ -233,7 +241,8 @@ class Scheduler:
         if is_admitted:
             request.slot = self._slots.take()
             request.status = RequestStatus.RUNNING
-            self._running.append(request)
+            self._running[request] = self._prefilling[request] = None
+            self._running_view = None
         return is_admitted
 
     def _waits_for_prompt(self, request: Request, plan: StepPlan) -> bool:
@@ -261,15 +270,28 @@ class Scheduler:
             self.prefix_hits += num_cached
         return True
 
-    def _seal(self, plan: StepPlan) -> SchedulerOutput:
-        step_id = self._next_step_id
-        sealed = plan.seal(step_id, preempted=self._preempted, finished=self._finished)
-        self._in_flight.append((step_id, tuple(plan.pieces)))
-        self._told.update(piece.request for piece in plan.pieces if piece.is_new)
+    def _seal(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
+        step = plan.seal(self._next_step_id, preempted=self._preempted, finished=self._finished)
+        self._in_flight.append(step)
+        if step.pieces:
+            self._note_pieces(step.pieces, now_s)
         self._next_step_id += 1
         self._preempted = {}
         self._finished = []
-        return sealed
+        return step.output
+
+    def _note_pieces(self, pieces: Iterable[Piece], now_s: float) -> None:
+        """Who is known to the executor from now on, and who has only the next token to wait for."""
+        for piece in pieces:
+            request = piece.request
+            if piece.is_new:
+                self._told.add(request)
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+                request.num_hits = 0 if request.fork_of is not None else request.num_cached
+            if piece.samples:
+                del self._prefilling[request]
+        self._decodes.join([piece.request for piece in pieces if piece.samples])
 
     def _undo(self, plan: StepPlan) -> None:
         """Leave a step half decided: who had a piece of it starts again, so no page table is half sent."""
@@ -277,10 +299,12 @@ class Scheduler:
             self._preempt(piece.request, plan)
 
     def _view(self, now_s: float) -> SchedulerView:
+        if self._running_view is None:
+            self._running_view = tuple(self._running)
         return SchedulerView(
             now_s=now_s,
             waiting=self._waiting.view(),
-            running=tuple(self._running),
+            running=self._running_view,
             free_pages=self._kv.num_free_pages,
             page_size=self._kv.page_size,
             token_cap=self._config.max_num_batched_tokens,
@@ -289,14 +313,39 @@ class Scheduler:
 
     # Results
 
-    def _collect(self, piece: Piece, output: StepOutput) -> RequestUpdate | None:
-        """Take in a piece; None if it means nothing for its request, or that ended before."""
+    def _collect_decodes(self, step: DecodeStep, output: StepOutput) -> list[RequestUpdate]:
+        """What `_collect` does for a piece, for one token each, with a look at what is rare only where it may be."""
+        updates: list[RequestUpdate] = []
+        starts = step.starts.tolist()
+        fills = ((step.starts + 1) % self._kv.page_size == 0).tolist()
+        for row, start, fills_page in zip(step.rows, starts, fills, strict=True):
+            request, request_id, epoch, end_ids, full_length, is_watched = row
+            new_ids = output.tokens.get(request_id, ())
+            if is_watched or len(new_ids) != 1 or request.finish_reason is not None:
+                updates += self._collect(decode_piece(row, start), output)
+                continue
+            request.num_pending -= 1
+            if epoch == request.num_preemptions:
+                request.num_in_flight -= 1
+                request.num_computed = start + 1
+                if fills_page:
+                    self._kv.commit(request)
+            request.output_ids.append(new_ids[0])
+            if start + 2 >= full_length or new_ids[0] in end_ids:
+                stop = self._stop.check(request)
+                if stop is not None:
+                    self._finish(request, stop)
+            updates.append(RequestUpdate(request, new_ids))
+        return updates
+
+    def _collect(self, piece: Piece, output: StepOutput) -> Iterable[RequestUpdate]:
+        """Take in a piece; nothing comes of it if it means nothing for its request, or that ended before."""
         request = piece.request
         answer = read_answer(piece, output)
         request.num_pending -= piece.samples
         self._note_computed(piece)
         if request.is_finished:
-            return None
+            return ()
         scored = self._scores.unseen(request, answer.prompt_logprobs)
         is_kept = request.params.max_tokens != 0  # else the prompt is only scored
         new_ids = answer.new_ids if is_kept else ()
@@ -307,8 +356,8 @@ class Scheduler:
             if stop is not None:
                 self._finish(request, stop)
         if not piece.samples and scored is None:
-            return None
-        return RequestUpdate(request, new_ids, answer.logprobs if is_kept else None, scored)
+            return ()
+        return (RequestUpdate(request, new_ids, answer.logprobs if is_kept else None, scored),)
 
     def _note_computed(self, piece: Piece) -> None:
         """Count what a collected piece wrote to memory, unless it was taken away meanwhile."""
@@ -325,7 +374,7 @@ class Scheduler:
     def _finish(self, request: Request, stop: Stop) -> None:
         del self.requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
-            self._running.remove(request)
+            self._stop_running(request)
         else:
             self._waiting.remove((request,))
         request.status = RequestStatus.FINISHED
@@ -338,6 +387,12 @@ class Scheduler:
             self._finished.append(request.request_id)
         if request.num_in_flight == 0:
             self._free(request)
+
+    def _stop_running(self, request: Request) -> None:
+        del self._running[request]
+        self._running_view = None
+        self._prefilling.pop(request, None)
+        self._decodes.leave(request)
 
     def _free(self, request: Request) -> None:
         """Give back what a finished request held; no step in flight has a piece of it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.memory.manager import KVManager, NewPages, PageCopies
+from jaxllm.scheduler.decode_rows import DecodeRow, DecodeRows, DecodeStep, slot_of
 from jaxllm.types.request import Request
 from jaxllm.types.step import NewRequest, PageTableDiff, ScheduledRows, SchedulerOutput
 
@@ -27,22 +28,42 @@ class Piece(NamedTuple):
     page_copies: PageCopies  # by KV group; empty but for a new sibling that shares the prompt of another
 
 
-class StepPlan:
-    """Collects the pieces of a step. Each is added or withdrawn with all that it costs:
+def decode_piece(row: DecodeRow, start: int) -> Piece:
+    """A decode as the piece it would have been."""
+    return Piece(
+        row.request, row.epoch, start, 1, samples=True, is_decode=True, is_new=False, new_pages=(), page_copies=()
+    )
 
-    tokens of the budget, pages of memory, and the request's own counts of what is on its way.
+
+class StepPlan:
+    """Collects what is computed in a step: first decodes, by number alone, then pieces.
+
+    Each piece is added or withdrawn with all that it costs: tokens of the budget, pages of memory,
+    and the request's own counts of what is on its way. A decode costs its token and perhaps a page
+    as soon as it is given; the rest is counted when the step is sealed.
     """
 
-    __slots__ = ("_kv", "_pieces", "budget")
+    __slots__ = ("_decodes", "_kv", "_pieces", "budget", "num_decodes")
 
-    def __init__(self, kv: KVManager, budget: int) -> None:
+    def __init__(self, kv: KVManager, decodes: DecodeRows, budget: int) -> None:
         self._kv = kv
+        self._decodes = decodes
         self._pieces: dict[Request, Piece] = {}
+        self.num_decodes = 0  # the first of `decodes`
         self.budget = budget  # tokens left to give
 
     @property
     def pieces(self) -> Collection[Piece]:
         return self._pieces.values()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.num_decodes and not self._pieces
+
+    def give_decodes(self) -> None:
+        """Give each decode its token, or as many as there are tokens; all of these must have their pages."""
+        self.num_decodes = self._decodes.num_left_of(self.budget)
+        self.budget -= self.num_decodes
 
     def num_tokens_before(self, request: Request) -> int:
         """Tokens of a request that are computed, or in flight from earlier plans than this one."""
@@ -69,40 +90,46 @@ class StepPlan:
         return True
 
     def withdraw(self, request: Request) -> None:
-        """Take all pages from a request, and with them its piece of this step, if it has one."""
+        """Take all pages from a request, and with them its piece or token of this step, if it has one."""
         piece = self._pieces.pop(request, None)
         if piece is not None:
             self.budget += piece.num_tokens
             request.num_in_flight -= piece.num_tokens
             request.num_pending -= piece.samples
+        self._decodes.leave(request)
+        if self.num_decodes > len(self._decodes):
+            self.budget += 1
+            self.num_decodes -= 1
         self._kv.release(request)
 
-    def seal(self, step_id: int, *, preempted: Iterable[str], finished: Iterable[str]) -> SchedulerOutput:
+    def seal(self, step_id: int, *, preempted: Iterable[str], finished: Iterable[str]) -> PlannedStep:
         """The step as plain data, decode rows first, otherwise in the order of adding."""
-        decodes = [piece for piece in self._pieces.values() if piece.is_decode]
-        others = [piece for piece in self._pieces.values() if not piece.is_decode]
-        pieces = decodes + others
-        return SchedulerOutput(
+        decodes = self._decodes.take(self.num_decodes)
+        pieces = tuple(self._pieces.values())
+        if pieces:  # those of resumed requests may be one token past the prompt
+            pieces = (*(p for p in pieces if p.is_decode), *(p for p in pieces if not p.is_decode))
+        output = SchedulerOutput(
             step_id=step_id,
-            new=tuple(_new_request(piece.request) for piece in pieces if piece.is_new),
-            rows=_rows(pieces, len(decodes)),
-            page_diffs=_page_diffs(pieces),
+            new=tuple([_new_request(piece.request) for piece in pieces if piece.is_new]),
+            rows=_rows(decodes, pieces),
+            page_diffs=tuple([_group_diff(decodes, pieces, group) for group in range(self._kv.num_groups)]),
             preempted=tuple(preempted),
             finished=tuple(finished),
-            page_copies=_page_copies(pieces),
+            page_copies=_page_copies(pieces) if pieces else (),
         )
+        return PlannedStep(output, decodes, pieces)
 
 
-def _slot(request: Request) -> int:
-    if request.slot is None:
-        raise RuntimeError(f"request {request.request_id} is in a step without a slot")
-    return request.slot
+class PlannedStep(NamedTuple):
+    output: SchedulerOutput
+    decodes: DecodeStep  # the first rows of the output
+    pieces: tuple[Piece, ...]  # the others
 
 
 def _new_request(request: Request) -> NewRequest:
     return NewRequest(
         request_id=request.request_id,
-        slot=_slot(request),
+        slot=slot_of(request),
         token_ids=request.token_ids(),
         num_prompt_tokens=request.num_prompt_tokens,
         params=request.params,
@@ -113,14 +140,18 @@ def _new_request(request: Request) -> NewRequest:
     )
 
 
-def _rows(pieces: Sequence[Piece], num_decode: int) -> ScheduledRows:
+def _rows(decodes: DecodeStep, pieces: Sequence[Piece]) -> ScheduledRows:
+    num = len(decodes.rows)
+    if not pieces:
+        ones, trues = np.ones(num, np.int32), np.ones(num, np.bool_)
+        return ScheduledRows(decodes.request_ids, decodes.slots, decodes.starts, ones, trues, num)
     return ScheduledRows(
-        request_ids=tuple([piece.request.request_id for piece in pieces]),
-        slots=np.array([_slot(piece.request) for piece in pieces], np.int32),
-        starts=np.array([piece.start for piece in pieces], np.int32),
-        num_tokens=np.array([piece.num_tokens for piece in pieces], np.int32),
-        samples=np.array([piece.samples for piece in pieces], np.bool_),
-        num_decode=num_decode,
+        request_ids=(*decodes.request_ids, *[piece.request.request_id for piece in pieces]),
+        slots=np.array([*decodes.slots.tolist(), *[slot_of(piece.request) for piece in pieces]], np.int32),
+        starts=np.array([*decodes.starts.tolist(), *[piece.start for piece in pieces]], np.int32),
+        num_tokens=np.array([1] * num + [piece.num_tokens for piece in pieces], np.int32),
+        samples=np.array([True] * num + [piece.samples for piece in pieces], np.bool_),
+        num_decode=num + sum(piece.is_decode for piece in pieces),
     )
 
 
@@ -130,19 +161,25 @@ def _page_copies(pieces: Sequence[Piece]) -> PageCopies:
     return tuple(tuple(chain.from_iterable(group)) for group in zip(*copies, strict=True))
 
 
-def _page_diffs(pieces: Sequence[Piece]) -> tuple[PageTableDiff, ...]:
-    """Per group, the page table entries to write: all of a new request, else only what it took now."""
-    return tuple(_group_diff(pieces, group) for group in range(len(pieces[0].new_pages)))
-
-
-def _group_diff(pieces: Sequence[Piece], group: int) -> PageTableDiff:
+def _group_diff(decodes: DecodeStep, pieces: Sequence[Piece], group: int) -> PageTableDiff:
+    """The page table entries of a group to write: all of a new request, else only what was taken now."""
     slots: list[int] = []
     indices: list[int] = []
-    pages: list[int] = []
+    page_ids: list[int] = []
+    for request, new_pages in decodes.new_pages.items():
+        for index, page in new_pages[group]:
+            slots.append(slot_of(request))
+            indices.append(index)
+            page_ids.append(page)
     for piece in pieces:
         entries = enumerate(piece.request.pages[group]) if piece.is_new else piece.new_pages[group]
         for index, page in entries:
-            slots.append(_slot(piece.request))
+            slots.append(slot_of(piece.request))
             indices.append(index)
-            pages.append(page)
-    return PageTableDiff(np.array(slots, np.int32), np.array(indices, np.int32), np.array(pages, np.int32))
+            page_ids.append(page)
+    if not slots:
+        return _NO_DIFF
+    return PageTableDiff(np.array(slots, np.int32), np.array(indices, np.int32), np.array(page_ids, np.int32))
+
+
+_NO_DIFF = PageTableDiff()

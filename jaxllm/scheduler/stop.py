@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxllm.types.request import FinishReason, Request
+from jaxllm.types.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class StopRules:
         A prompt that is only scored is full once something was sampled after it, which is then dropped.
         """
         return num_tokens >= self.max_tokens(request) and num_tokens > len(request.prompt_ids)
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that end a request of these params, once it has `min_tokens`."""
+        eos_ids = frozenset[int]() if params.ignore_eos else self.eos_ids
+        return eos_ids.union(params.stop_token_ids) if params.stop_token_ids else eos_ids
 
     def check(self, request: Request, *, repeats: bool = False) -> Stop | None:
         """Whether the newest output token ends the request.

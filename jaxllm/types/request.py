@@ -50,6 +50,8 @@ class Request:
     stop_reason: int | str | None = None  # stop id that ended it, or "repetition"; None for EOS and length
     num_computed: int = 0  # tokens whose KV collected steps have written
     num_cached: int = 0  # of those, tokens found in the prefix cache at the latest admission
+    scheduled_s: float | None = None  # when it was first given tokens, on the core's clock
+    num_hits: int = 0  # tokens found in the prefix cache then; what a sibling takes over is none
     num_in_flight: int = 0  # tokens in submitted, uncollected steps
     num_pending: int = 0  # sampled tokens that uncollected steps will deliver
     num_preemptions: int = 0  # also the epoch: pieces scheduled before a preemption carry an older one

@@ -147,6 +147,7 @@ def test_log_probabilities_that_are_missing_are_an_executor_fault() -> None:
     driver.add(prompt(5), SCORED)
     driver.plan()
     plan, output = driver.submitted.popleft()
+    step = driver.scheduler._in_flight[0]
     for broken, message in (
         (replace(output, logprobs={}), "logprobs=None for request r0; accepted: log probabilities at one position"),
         (replace(output, logprobs={"r0": columns(1, 2)}), "accepted: log probabilities at one position"),
@@ -154,6 +155,6 @@ def test_log_probabilities_that_are_missing_are_an_executor_fault() -> None:
         (replace(output, prompt_logprobs={"r0": PromptLogprobs(1, columns(1, 2, 3))}), "the 4 prompt tokens"),
         (replace(output, prompt_logprobs={"r0": PromptLogprobs(2, columns(1, 2, 3, 4))}), "the 4 prompt tokens"),
     ):
-        driver.scheduler._in_flight.appendleft((0, driver.scheduler._in_flight[0][1]))
+        driver.scheduler._in_flight.appendleft(step)
         with pytest.raises(EngineDead, match=message):
             driver.scheduler.update(plan, broken)
