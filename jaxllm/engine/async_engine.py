@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
+from itertools import takewhile
+from typing import cast
 
 from jaxllm.engine.beam_run import BeamLimits, BeamRun
 from jaxllm.engine.front_end import FrontEnd, id_in_use
 from jaxllm.engine.inputs import PreparedPrompt, Prompt, TextPrompt, served_defaults
-from jaxllm.engine.merge import merge_outputs
+from jaxllm.engine.merge import join_deltas
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.parts import EngineParts
 from jaxllm.metrics.prometheus import PrometheusMetrics
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
+
+OnText = Callable[[str], bool]  # whether it took the text; must not raise
 
 _THREAD_CHARS = 8192  # longer prompts are tokenised off the event loop, which must stay responsive
 
@@ -44,6 +49,7 @@ class AsyncEngine:
         self._searches: dict[str, list[str]] = {}  # the requests of each beam search's round
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.TimerHandle | None = None
+        self._is_timing = False  # what is sent of the latest step
 
     async def stream(
         self,
@@ -64,28 +70,43 @@ class AsyncEngine:
             RequestError, CapacityError: the request is refused; always before the first item.
             EngineDead: the engine stopped, before the first item or after any.
         """
-        self._bind_loop()
-        self._front.check_alive()
-        arrival_s = self._front.clock.now_s()
-        prepared = await self._tokenize(prompt, params)
-        if request_id in self._searches:
-            raise id_in_use(request_id)
-        message = self._front.inputs.request(
-            prepared,
-            params,
-            request_id=request_id,
-            arrival_s=arrival_s,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
         stream = _Stream(params.output_kind)
-        self._front.add(message, prepared.text, stream.deliver)
-        self._watch_later()
+        await self._open(stream, prompt, params, request_id, priority, cache_salt)
         try:
             while True:
                 output = await stream.next()
                 yield output
                 if output.finished:
+                    return
+        finally:
+            if not stream.has_ended:
+                self._front.abort((request_id,))
+
+    async def stream_text(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_text: OnText | None = None,
+    ) -> AsyncGenerator[RequestOutput | str, None]:
+        """As `stream` with output_kind DELTA, but news that is text alone comes as a bare string, never empty.
+
+        The first and the last item are outputs, and each that tells more than text, such as log
+        probabilities. The ids of tokens that came as text are in no output; their count is.
+
+        Text goes to `on_text` first, where that is given and the caller waits for an item: as soon as
+        it is made, without waking the caller's task. What it answers False to comes as an item.
+        """
+        stream = _Stream(OutputKind.DELTA, on_text)
+        await self._open(stream, prompt, params, request_id, priority, cache_salt, as_text=True)
+        try:
+            while True:
+                news = await stream.next_or_text()
+                yield news
+                if not isinstance(news, str) and news.finished:
                     return
         finally:
             if not stream.has_ended:
@@ -137,6 +158,35 @@ class AsyncEngine:
             self._watching.cancel()
         await asyncio.to_thread(self._front.join)
 
+    async def _open(
+        self,
+        stream: _Stream,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        cache_salt: str | None,
+        *,
+        as_text: bool = False,
+    ) -> None:
+        self._bind_loop()
+        self._front.check_alive()
+        arrival_s = self._front.clock.now_s()
+        prepared = await self._tokenize(prompt, params)
+        if request_id in self._searches:
+            raise id_in_use(request_id)
+        message = self._front.inputs.request(
+            prepared,
+            params,
+            request_id=request_id,
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        deliver_text = stream.deliver_text if as_text else None
+        self._front.add(message, prepared.text, stream.deliver, deliver_text=deliver_text)
+        self._watch_later()
+
     async def _search(self, run: BeamRun) -> None:
         """Round after round of one token for each beam."""
         while messages := run.wanted(self._front.clock.now_s()):
@@ -163,7 +213,7 @@ class AsyncEngine:
     def _bind_loop(self) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._watching = loop, None
+            self._loop, self._watching, self._is_timing = loop, None, False
             self._front.wake_with(self._wake)
             self._front.pump()
 
@@ -172,7 +222,26 @@ class AsyncEngine:
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
-                loop.call_soon_threadsafe(self._front.pump)
+                loop.call_soon_threadsafe(self._pump)
+
+    def _pump(self) -> None:
+        """Deliver a step's news, and time what becomes of it, text apart.
+
+        The tasks that it wakes run before whatever is scheduled now, and the loop writes to its
+        sockets before what that schedules in turn.
+        """
+        loop, phases = self._loop, self._front.phases
+        started_s = time.perf_counter() - phases.detokenise_s
+        self._front.pump()
+        if loop is not None and not self._is_timing:
+            self._is_timing = True
+            loop.call_soon(loop.call_soon, self._end_timing, started_s)
+
+    def _end_timing(self, started_s: float) -> None:
+        """`started_s`: when the step's delivery began, less the seconds of text until then."""
+        self._is_timing = False
+        phases = self._front.phases
+        phases.send_s += max(0.0, time.perf_counter() - phases.detokenise_s - started_s)
 
     def _watch_later(self) -> None:
         """Keep asking the watchdog while requests are open."""
@@ -189,27 +258,56 @@ class AsyncEngine:
 class _Stream:
     """What one caller has not read yet. Mutable; owned by its `stream` call."""
 
-    def __init__(self, kind: OutputKind) -> None:
+    def __init__(self, kind: OutputKind, on_text: OnText | None = None) -> None:
         self._kind = kind
-        self._pending: RequestOutput | None = None
+        self._on_text = on_text
+        self._news: list[RequestOutput | str] = []  # oldest first
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for news
         self.has_ended = False
 
     def deliver(self, news: RequestOutput | Exception) -> None:
         if isinstance(news, Exception):
             self._error, self.has_ended = news, True
         else:
-            self._pending = merge_outputs(self._pending, news, self._kind) if self._pending else news
+            if self._kind is not OutputKind.DELTA:
+                self._news.clear()
+            self._news.append(news)
             self.has_ended = news.finished
-        self._news.set()
+        self._wake()
+
+    def deliver_text(self, text: str) -> None:
+        on_text, reader = self._on_text, self._reader
+        is_waiting = reader is not None and not reader.done()  # it has read, and dealt with, all that came before
+        if on_text is None or not is_waiting or not on_text(text):
+            self._news.append(text)
+            self._wake()
 
     async def next(self) -> RequestOutput:
-        """The next output; what was delivered before an error comes first."""
-        while self._pending is None:
+        """The next output of a request that is not shown as text."""
+        output = await self.next_or_text()
+        assert not isinstance(output, str)
+        return output
+
+    async def next_or_text(self) -> RequestOutput | str:
+        """All that waits up to where its kind changes, as one; what was delivered before an error comes first."""
+        news = self._news
+        while not news:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
-        output, self._pending = self._pending, None
-        return output
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return news.pop() if len(news) == 1 else _first_of(news)
+
+    def _wake(self) -> None:
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+
+def _first_of(news: list[RequestOutput | str]) -> RequestOutput | str:
+    """Take what `news` begins with, texts or outputs, as one of its kind."""
+    texts = list(takewhile(lambda item: isinstance(item, str), news))
+    outputs = list(takewhile(lambda item: not isinstance(item, str), news))
+    del news[: len(texts) + len(outputs)]
+    return "".join(cast("list[str]", texts)) if texts else join_deltas(cast("list[RequestOutput]", outputs))

@@ -9,12 +9,13 @@ from jaxllm.engine.clock import Clock, MonotonicClock
 from jaxllm.engine.cores import Cores
 from jaxllm.engine.inputs import InputProcessor
 from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, Shutdown, StepDeltas, ToFrontEnd
-from jaxllm.engine.open_request import Deliver
+from jaxllm.engine.open_request import Deliver, DeliverText
 from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.engine.parts import EngineParts
 from jaxllm.engine.siblings import split_siblings
 from jaxllm.errors import EngineDead, RequestError
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, NoObserver, Observer
+from jaxllm.types.profile import PhaseClock
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -40,7 +41,8 @@ class FrontEnd:
             processor_names=parts.processor_names,
         )
         self._cores = Cores(parts, self.clock)
-        self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all))
+        self.phases = PhaseClock()
+        self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all), self.phases)
         self._count_compilations = parts.compilations_after_ready
         self._serial = 0
         self._watched_s = self.clock.now_s()
@@ -59,7 +61,15 @@ class FrontEnd:
     def is_open(self, request_id: str) -> bool:
         return self._outputs.is_open(request_id)
 
-    def add(self, message: AddRequest, prompt: str | None, deliver: Deliver, *, is_counted: bool = True) -> None:
+    def add(
+        self,
+        message: AddRequest,
+        prompt: str | None,
+        deliver: Deliver,
+        *,
+        is_counted: bool = True,
+        deliver_text: DeliverText | None = None,
+    ) -> None:
         """Accept a request under the caller's own id, `message.request_id`.
 
         All its sequences go to one core, where they share the prompt: the one with the fewest to run.
@@ -79,7 +89,9 @@ class FrontEnd:
         core_ids = [sibling.request_id for sibling in siblings]
         loads = self._outputs.loads
         core = loads.index(min(loads))
-        self._outputs.open(message, core_ids, prompt, deliver, core=core, is_counted=is_counted)
+        self._outputs.open(
+            message, core_ids, prompt, deliver, core=core, is_counted=is_counted, deliver_text=deliver_text
+        )
         self._cores.send(core, *siblings)
         self.watch()  # from here on the watchdog is asked at intervals, and may count on it
 

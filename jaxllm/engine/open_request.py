@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxllm.tokenizer.base import Tokenizer
 
 Deliver = Callable[[RequestOutput | Exception], None]
+DeliverText = Callable[[str], None]
 
 
 class OpenSequence:
@@ -24,7 +25,6 @@ class OpenSequence:
     __slots__ = (
         "_interval",
         "_logprobs",
-        "_shown_chars",
         "_shown_end",
         "_shown_tokens",
         "core_id",
@@ -51,18 +51,12 @@ class OpenSequence:
         self._logprobs = logprobs
         self._interval = request.params.stream_interval or 1
         self._shown_tokens = 0
-        self._shown_chars = 0
         self._shown_end = False
 
     def push(self, delta: TokenDelta) -> int:
         """Take in the ids of a step; returns how many count (those after a stop string do not)."""
-        before = len(self.token_ids)
-        for token_id in delta.token_ids:
-            self.token_ids.append(token_id)
-            self.text.push(token_id)
-            if self.text.matched is not None:
-                break
-        num_new = len(self.token_ids) - before
+        num_new = self.text.push(delta.token_ids)
+        self.token_ids += delta.token_ids if num_new == len(delta.token_ids) else delta.token_ids[:num_new]
         if self._logprobs is not None and delta.logprobs is not None:
             self._logprobs.push(delta.logprobs, num_new)
         if self.text.matched is not None:
@@ -88,20 +82,32 @@ class OpenSequence:
         fresh = len(self.token_ids) - self._shown_tokens
         return fresh >= self._interval or (self._shown_tokens == 0 and fresh > 0)
 
+    def can_be_text(self) -> bool:
+        """Whether its news is text alone: the first output tells of the prompt, the last of the end."""
+        return self._shown_tokens > 0 and self.finish_reason is None and self._logprobs is None
+
+    def due_text(self) -> str:
+        """The text that is new, which counts as shown then; empty where nothing is due."""
+        num_tokens = len(self.token_ids)
+        if num_tokens - self._shown_tokens < self._interval:
+            return ""
+        self._shown_tokens = num_tokens
+        return self.text.take()
+
     def completion(self, is_delta: bool) -> CompletionOutput:
         """What the caller gets of it now; marks it as shown."""
         first_token = self._shown_tokens if is_delta else 0
         logprobs = self._logprobs
         completion = CompletionOutput(
             index=self.index,
-            text=self.text.text[self._shown_chars :] if is_delta else self.text.text,
+            text=self.text.take() if is_delta else self.text.text,
             token_ids=tuple(self.token_ids[first_token:]),
             cumulative_logprob=None if logprobs is None else logprobs.cumulative,
             logprobs=None if logprobs is None else tuple(logprobs.positions[first_token:]),
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
         )
-        self._shown_tokens, self._shown_chars = len(self.token_ids), len(self.text.text)
+        self._shown_tokens = len(self.token_ids)
         self._shown_end = self.finish_reason is not None
         return completion
 
@@ -147,6 +153,7 @@ class OpenRequest:
         if params.prompt_logprobs is not None:
             self.prompt_positions = PromptPositions(len(message.prompt_ids), decoded)
         self._has_shown_prompt = False
+        self.deliver_text: DeliverText | None = None  # for callers who take news that is text alone as that
 
     @property
     def has_ended(self) -> bool:
@@ -165,6 +172,15 @@ class OpenRequest:
         if self._only is not None:  # by far the most requests, and asked once a token
             return self._only.is_due()
         return any(sequence.is_due() for sequence in self.sequences)
+
+    def show(self) -> None:
+        """Deliver what the caller gets now, if anything is due."""
+        only, deliver_text = self._only, self.deliver_text
+        if deliver_text is not None and only is not None and only.can_be_text():
+            if text := only.due_text():
+                deliver_text(text)
+        elif self.is_due():
+            self.deliver(self.output())
 
     def output(self) -> RequestOutput:
         """What the caller gets now; marks it as shown."""

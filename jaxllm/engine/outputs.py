@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from jaxllm.engine.logprobs import TokenTexts
 from jaxllm.engine.messages import AddRequest, ErrorKind, RequestFailure, StepDeltas, TokenDelta
-from jaxllm.engine.open_request import Deliver, OpenRequest, OpenSequence
+from jaxllm.engine.open_request import Deliver, DeliverText, OpenRequest, OpenSequence
 from jaxllm.errors import CapacityError, EngineDead, RequestError
 from jaxllm.metrics.stats import FinishedRequest, Observer, RequestTotals
 from jaxllm.tokenizer.base import Tokenizer
+from jaxllm.types.profile import PhaseClock
 from jaxllm.types.request import FinishReason
 
 CoreIds = dict[int, list[str]]  # sequences that a core must drop, by the core's number
@@ -22,9 +24,13 @@ class OutputProcessor:
     to its `deliver`. What the core still sends for an ended request is ignored.
     """
 
-    def __init__(self, tokenizer: Tokenizer, observer: Observer, num_cores: int = 1) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, observer: Observer, num_cores: int = 1, phases: PhaseClock | None = None
+    ) -> None:
+        """`phases` gets the seconds spent on text."""
         self._tokenizer = tokenizer
         self._observer = observer
+        self._phases = phases or PhaseClock()
         self._texts = TokenTexts(tokenizer)
         self._open: dict[str, OpenRequest] = {}  # by the callers' ids
         self._sequences: dict[str, OpenSequence] = {}  # those not ended, by the cores' ids
@@ -47,10 +53,14 @@ class OutputProcessor:
         *,
         core: int = 0,
         is_counted: bool = True,
+        deliver_text: DeliverText | None = None,
     ) -> None:
-        """Take in a request under the caller's id, whose sequences the core at number `core` knows as `core_ids`."""
+        """Take in a request under the caller's id, whose sequences the core at number `core` knows as `core_ids`.
+
+        With `deliver_text`, what is text alone is handed to that and not to `deliver`.
+        """
         request = OpenRequest(message, tuple(core_ids), prompt, deliver, self._tokenizer, self._texts)
-        request.core, request.is_counted = core, is_counted
+        request.core, request.is_counted, request.deliver_text = core, is_counted, deliver_text
         self._open[request.request_id] = request
         self._sequences.update((sequence.core_id, sequence) for sequence in request.sequences)
         self.loads[core] += len(request.sequences)
@@ -63,21 +73,20 @@ class OutputProcessor:
         if step.num_scheduled_tokens:
             self._observer.step(step.num_scheduled_tokens)
         dropped: list[str] = []
-        several: dict[str, OpenRequest] = {}
+        news: dict[str, OpenRequest] = {}
+        started_s = time.perf_counter()
         for delta in step.deltas:
             sequence = self._sequences.get(delta.request_id)
             if sequence is None:
                 continue
             request = sequence.request
-            if not self._take_in(sequence, delta, dropped, now_s):
-                several.pop(request.request_id, None)
-            elif len(request.sequences) > 1:
-                several[request.request_id] = request
-            elif request.is_due():
-                request.deliver(request.output())
-        for request in several.values():
-            if request.is_due():
-                request.deliver(request.output())
+            if self._take_in(sequence, delta, dropped, now_s):
+                news[request.request_id] = request
+            else:
+                news.pop(request.request_id, None)
+        self._phases.detokenise_s += time.perf_counter() - started_s
+        for request in news.values():
+            request.show()
         return dropped
 
     def abort(self, request_ids: Iterable[str], now_s: float) -> CoreIds:

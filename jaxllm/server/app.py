@@ -12,6 +12,7 @@ from jaxllm.errors import JaxLLMError
 from jaxllm.server import health, tokens
 from jaxllm.server.auth import KeyGuard, open_paths
 from jaxllm.server.browsers import with_cors
+from jaxllm.server.direct import DirectSend
 from jaxllm.server.errors import HTTPError, on_error, on_http_exception
 from jaxllm.server.openai import chat, completions, models
 from jaxllm.server.request_ids import RequestIds
@@ -54,4 +55,4 @@ def create_app(state: ServerState) -> ASGIApp:
     app.state.server = state
     config = state.config
     guarded = KeyGuard(app, api_keys=config.api_keys, open_paths=open_paths(config))
-    return RootPath(RequestIds(with_cors(guarded, config)), config.root_path)
+    return DirectSend(RootPath(RequestIds(with_cors(guarded, config)), config.root_path))

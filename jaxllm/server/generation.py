@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -47,6 +47,34 @@ async def run_job(state: ServerState, job: Job) -> Outputs:
             async for index, output in outputs:
                 _check(state, output)
                 yield index, output if job.num_copies == 1 else _copied(output, job.num_copies)
+    except RequestError as error:
+        raise respelled(error, job.spelling) from None
+
+
+async def run_text_job(
+    state: ServerState, job: Job, on_text: Callable[[str], bool]
+) -> AsyncGenerator[RequestOutput | str, None]:
+    """News of a job with one prompt and one choice, text alone as bare strings. Needs a `text_engine`.
+
+    Text that comes while the caller waits goes to `on_text` instead, unless that answers False.
+
+    Raises: as `run_job`.
+    """
+    assert state.text_engine is not None and isinstance(job.params, SamplingParams)
+    stream = state.text_engine.stream_text(
+        job.prompts[0],
+        job.params,
+        request_id=state.engine_request_id(job.request_id),
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        on_text=on_text,
+    )
+    try:
+        async with aclosing(stream):
+            async for news in stream:
+                if not isinstance(news, str):
+                    _check(state, news)
+                yield news
     except RequestError as error:
         raise respelled(error, job.spelling) from None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -71,6 +71,27 @@ class ServingEngine(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class TextEngine(Protocol):
+    """An engine that can also hand out news that is text alone as bare strings, which costs less."""
+
+    def stream_text(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_text: Callable[[str], bool] | None = None,
+    ) -> AsyncGenerator[RequestOutput | str, None]:
+        """As `stream`, but only the first, the last and outputs that tell more than text come as outputs.
+
+        Text that comes while the caller waits goes to `on_text` instead, unless that answers False.
+        """
+        ...
+
+
 class ServerState:
     """Mutable; owned by one application. `draining` and `failure` only ever turn on."""
 
@@ -82,6 +103,7 @@ class ServerState:
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self.engine = engine
+        self.text_engine = engine if isinstance(engine, TextEngine) else None
         self.config = config
         self.templates = Templates(chat_template, config)
         self.default_params = engine.default_params

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jaxllm.tokenizer.base import ByteFallbackTokenizer, ByteTokenizer, Tokenizer
 
 REPLACEMENT = "\ufffd"
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 _EAGER_TRIES = 8  # held tokens after which decoding is tried again only at each doubling
 
 
@@ -33,6 +34,8 @@ class IncrementalDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; return the text that they complete."""
+        if len(ids) == 1:  # as a decoding step brings them
+            return self._stream.push(ids[0])
         return "".join([self._stream.push(token_id) for token_id in ids])
 
     def finish(self) -> str:
@@ -48,17 +51,26 @@ class _ByteStream:
     """
 
     def __init__(self, tokenizer: ByteTokenizer, hidden_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
+        self._token_bytes = tokenizer.token_bytes
         self._hidden_ids = hidden_ids
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8: codecs.IncrementalDecoder | None = None  # while what came ends within a character
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden_ids:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        data = self._token_bytes(token_id)
+        if self._utf8 is None:
+            if data.isascii():  # by far the most, and a third of the cost
+                return data.decode("ascii")
+            self._utf8 = _new_decoder(errors="replace")
+        text = self._utf8.decode(data)
+        if not self._utf8.getstate()[0]:
+            self._utf8 = None
+        return text
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        utf8, self._utf8 = self._utf8, None
+        return "" if utf8 is None else utf8.decode(b"", final=True)
 
 
 class _WindowStream:

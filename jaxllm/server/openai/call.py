@@ -16,20 +16,22 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.server import limits
-from jaxllm.server.generation import Job, run_job
+from jaxllm.server.generation import Job, run_job, run_text_job
 from jaxllm.server.openai.body import json_response, visible_id
 from jaxllm.server.openai.logprobs import LogprobView
 from jaxllm.server.openai.params import Asked, Context
 from jaxllm.server.openai.replies import ChatChunk, TextCompletion, Usage, usage_of
 from jaxllm.server.schema import ChatRequest, CompletionRequest, StreamOptions
-from jaxllm.server.sse import EventStream, event
+from jaxllm.server.sse import EventStream, TextEvent, event
 from jaxllm.server.state import ServerState
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
 
+_WORD = "text"  # any that is the same in JSON
 _THREAD_POSITIONS = 512  # log probabilities of more tokens are written down off the event loop
 
 Chunk = ChatChunk | TextCompletion
@@ -49,6 +51,13 @@ class Call:
     returns_token_ids: bool
     returns_prompt_text: bool
     cuts_prompt: bool
+
+    @property
+    def is_text(self) -> bool:
+        """Whether most of its news is the text of one choice and nothing else."""
+        is_one = len(self.job.prompts) == self.n == 1 and isinstance(self.job.params, SamplingParams)
+        shows_more = self.logprobs is not None or self.returns_token_ids or self.options.continuous_usage_stats
+        return is_one and not shows_more
 
     def prompt_ids(self, output: RequestOutput) -> tuple[int, ...] | UnsetType:
         return output.prompt_token_ids if self.returns_token_ids else UNSET
@@ -76,6 +85,10 @@ class Answer(Protocol):
 
     def progress(self, index: int, output: RequestOutput) -> Iterable[Chunk]:
         """The news of a prompt's choices; a finish reason travels in a chunk of its own."""
+        ...
+
+    def text_chunk(self, text: str) -> tuple[Chunk, str]:
+        """The progress of the only choice where that is text alone, and the name of the field that holds it."""
         ...
 
     def last(self, usage: Usage) -> Chunk:
@@ -150,7 +163,9 @@ async def respond(state: ServerState, request: Request, call: Call, answer: Answ
         RequestError, CapacityError, EngineDead, GenerationFailed, Interrupted: nothing was sent yet.
     """
     if stream:
-        return EventStream(state, _events(state, call, answer))
+        if call.is_text and state.text_engine is not None:
+            return EventStream(state, lambda push: _text_events(state, call, answer, push))
+        return EventStream(state, lambda _: _events(state, call, answer))
     async with state.guard(request.receive), aclosing(run_job(state, call.job)) as outputs:
         last = {index: output async for index, output in outputs}
         return await _made(last.values(), lambda: json_response(answer.whole(last)))
@@ -161,15 +176,37 @@ async def _events(state: ServerState, call: Call, answer: Answer) -> AsyncGenera
     last: dict[int, RequestOutput] = {}
     async with aclosing(run_job(state, call.job)) as outputs:
         async for index, output in outputs:
-            chunks: list[Chunk] = []
-            if index not in last:
-                chunks += await _made((output,), lambda i=index, first=output: list(answer.opening(i, first)))
-            last[index] = output
-            chunks += answer.progress(index, output)
-            if chunks:
-                yield b"".join(map(event, _with_usage(call, chunks, last)))
+            if data := await _news(call, answer, last, index, output):
+                yield data
     if call.options.include_usage:
         yield event(answer.last(usage_of(last.values())))
+
+
+async def _text_events(
+    state: ServerState, call: Call, answer: Answer, push: Callable[[bytes], bool]
+) -> AsyncGenerator[bytes, None]:
+    """The same for one choice whose news is text alone: such a chunk is filled in, not made, and pushed."""
+    last: dict[int, RequestOutput] = {}
+    chunk, field = answer.text_chunk(_WORD)
+    text_event = TextEvent(_with_usage(call, [chunk], last)[0], field, _WORD)
+    async with aclosing(run_text_job(state, call.job, lambda text: push(text_event(text)))) as all_news:
+        async for news in all_news:
+            if isinstance(news, str):
+                yield text_event(news)
+            elif data := await _news(call, answer, last, 0, news):
+                yield data
+    if call.options.include_usage:
+        yield event(answer.last(usage_of(last.values())))
+
+
+async def _news(call: Call, answer: Answer, last: dict[int, RequestOutput], index: int, output: RequestOutput) -> bytes:
+    """The events of a prompt's next output, which becomes its last; empty where it brings nothing to show."""
+    chunks: list[Chunk] = []
+    if index not in last:
+        chunks += await _made((output,), lambda: list(answer.opening(index, output)))
+    last[index] = output
+    chunks += answer.progress(index, output)
+    return b"".join(map(event, _with_usage(call, chunks, last))) if chunks else b""
 
 
 def _with_usage(call: Call, chunks: list[Chunk], last: Mapping[int, RequestOutput]) -> list[Chunk]:

@@ -89,6 +89,9 @@ class ChatAnswer:
             if completion.finish_reason is not None:
                 yield self._chunk(_finish(completion))
 
+    def text_chunk(self, text: str) -> tuple[replies.ChatChunk, str]:
+        return self._chunk(replies.ChunkChoice(index=0, delta=replies.Delta(content=text))), "content"
+
     def last(self, usage: replies.Usage) -> replies.ChatChunk:
         return replies.ChatChunk(**self._call.head, choices=(), usage=usage)
 

@@ -84,6 +84,9 @@ class TextAnswer:
             if completion.finish_reason is not None:
                 yield self._chunk(_finish(number, completion))
 
+    def text_chunk(self, text: str) -> tuple[replies.TextCompletion, str]:
+        return self._chunk(replies.TextChoice(index=0, text=text)), "text"
+
     def last(self, usage: replies.Usage) -> replies.TextCompletion:
         return replies.TextCompletion(**self._call.head, choices=(), usage=usage)
 
