@@ -198,7 +198,13 @@ def _build_on_device(
     report.plan_rows = _plan_rows(runners[0], parts.cache, parts, len(runners))
     cores = tuple(_core(args, checkpoint, parts, runner.kv_plan, runner) for runner in runners)
     built = _assemble(args, checkpoint, parts, cores, model.vocab_size, processors)
-    return replace(built, compilations_after_ready=lambda: sum(r.compilations_after_ready for r in runners))
+    from jaxllm.runner.profiler import JaxProfiler
+
+    return replace(
+        built,
+        compilations_after_ready=lambda: sum(r.compilations_after_ready for r in runners),
+        profiler=JaxProfiler(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

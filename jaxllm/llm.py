@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
 from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.processors import LogitsProcessor
+from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 from jaxllm.types.startup import StartupReport
 
@@ -161,6 +163,29 @@ class LLM:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def step_profiles(self) -> list[StepProfile]:
+        """Where the time of each step since the last call went; the last 8,192 of each device are kept.
+
+        `ProfileSummary.of` sums them up.
+        """
+        return self._engine.step_profiles()
+
+    def start_profile(self, folder: str | Path) -> None:
+        """Begin a trace of the device and of Python, to be written under `folder` (for TensorBoard or Perfetto).
+
+        Raises:
+            RequestError: one is being taken already, or the folder cannot be made.
+        """
+        self._engine.start_profile(folder)
+
+    def stop_profile(self) -> Path:
+        """End the trace and write it; returns its folder.
+
+        Raises:
+            RequestError: none is being taken, or it cannot be written.
+        """
+        return self._engine.stop_profile()
 
     def close(self) -> None:
         """Stop the engine and release the device. Safe to call twice."""

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from itertools import takewhile
+from pathlib import Path
 from typing import cast
 
 from jaxllm.engine.beam_run import BeamLimits, BeamRun
@@ -18,6 +19,7 @@ from jaxllm.engine.parts import EngineParts
 from jaxllm.metrics.prometheus import PrometheusMetrics
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 OnText = Callable[[str], bool]  # whether it took the text; must not raise
@@ -45,6 +47,7 @@ class AsyncEngine:
             prefix=parts.metrics_prefix,
         )
         self._front = FrontEnd(parts, self.metrics)
+        self._profiler = parts.profiler
         self._beam_limits = BeamLimits.of(parts)
         self._searches: dict[str, list[str]] = {}  # the requests of each beam search's round
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,6 +153,26 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         return self._front.stats()
+
+    def step_profiles(self) -> list[StepProfile]:
+        """Where the time of each step since the last call went; the last 8,192 of each device are kept."""
+        return self._front.step_profiles()
+
+    def start_profile(self, folder: str | Path) -> None:
+        """Begin a trace of the device and of Python, to be written under `folder`.
+
+        Raises:
+            RequestError: one is being taken already, this engine has no device, or the folder cannot be made.
+        """
+        self._profiler.start(folder)
+
+    def stop_profile(self) -> Path:
+        """End the trace and write it; returns its folder.
+
+        Raises:
+            RequestError: none is being taken, or it cannot be written.
+        """
+        return self._profiler.stop()
 
     async def close(self) -> None:
         """Abort what is open, stop the engine thread, release the device. Safe to call twice."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
 
 from jaxllm.engine.clock import Clock
 from jaxllm.engine.executor import Executor, Ticket
@@ -16,21 +16,15 @@ from jaxllm.engine.messages import (
     StepDeltas,
     TokenDelta,
 )
+from jaxllm.engine.step_recorder import StepRecorder, StepTimes
 from jaxllm.engine.watchdog import Heartbeat
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.memory.manager import KVManager
 from jaxllm.metrics.stats import CoreStats
 from jaxllm.scheduler.scheduler import RequestUpdate, Scheduler
+from jaxllm.types.profile import PhaseClock
 from jaxllm.types.request import FinishReason, Request
 from jaxllm.types.step import SchedulerOutput
-
-
-@dataclass(slots=True)
-class _FirstSchedule:
-    """What was true when a request first got tokens; later admissions after preemption do not count."""
-
-    at_s: float
-    num_cached: int
 
 
 class EngineCore:
@@ -49,15 +43,17 @@ class EngineCore:
         *,
         async_scheduling: bool = True,
         heartbeat: Heartbeat | None = None,
+        phases: PhaseClock | None = None,
     ) -> None:
+        """`phases`: what the front end spends, to be counted in the steps it belongs to."""
         self._executor = executor
         self._scheduler = scheduler
         self._kv = kv  # read for statistics; the scheduler owns it
         self._clock = clock
         self._max_left_in_flight = 1 if async_scheduling else 0
         self._heartbeat = heartbeat or Heartbeat(clock)
-        self._in_flight: deque[tuple[SchedulerOutput, Ticket]] = deque()
-        self._first: dict[str, _FirstSchedule] = {}
+        self.recorder = StepRecorder(phases)
+        self._in_flight: deque[tuple[SchedulerOutput, Ticket, StepTimes]] = deque()
         self._num_steps = 0
         self._is_stalled = False
 
@@ -94,8 +90,6 @@ class EngineCore:
 
     def abort(self, message: AbortRequests) -> None:
         self._scheduler.abort(message.request_ids)
-        for request_id in message.request_ids:
-            self._first.pop(request_id, None)
 
     def step(self) -> StepDeltas | None:
         """Plan and start a step if there is one to plan; collect the oldest if that is due.
@@ -103,12 +97,13 @@ class EngineCore:
         Returns None when nothing was collected. Whatever the executor raises passes through: the
         core must not be stepped again, and `fail` ends what is open.
         """
-        now_s = self._clock.now_s()
-        plan = self._scheduler.schedule(now_s)
+        started_s = time.perf_counter()
+        plan = self._scheduler.schedule(self._clock.now_s())
         if plan is not None:
-            self._note_first(plan, now_s)
+            planned_s = time.perf_counter()
             self._heartbeat.beat()
-            self._in_flight.append((plan, self._executor.submit(plan)))
+            ticket = self._executor.submit(plan)
+            self._in_flight.append((plan, ticket, StepTimes(started_s, planned_s, time.perf_counter(), ticket.build_s)))
         self._is_stalled = plan is None and not self._in_flight
         due = len(self._in_flight) > (self._max_left_in_flight if plan is not None else 0)
         return self._collect_oldest() if due else None
@@ -125,6 +120,7 @@ class EngineCore:
             prefix_queries_tokens=scheduler.prefix_queries,
             prefix_hits_tokens=scheduler.prefix_hits,
             num_steps=self._num_steps,
+            phase_seconds=self.recorder.phase_seconds,
         )
 
     def fail(self, message: str) -> tuple[StepDeltas, CoreFailed]:
@@ -139,36 +135,31 @@ class EngineCore:
     def close(self) -> None:
         self._executor.close()
 
-    def _note_first(self, plan: SchedulerOutput, now_s: float) -> None:
-        for new in plan.new:
-            # What a sibling takes over is no prefix hit: its prompt was counted with the first one's.
-            is_fork = self._scheduler.requests[new.request_id].fork_of is not None
-            self._first.setdefault(new.request_id, _FirstSchedule(now_s, 0 if is_fork else new.num_cached))
-
     def _collect_oldest(self) -> StepDeltas:
-        plan, ticket = self._in_flight.popleft()
+        plan, ticket, times = self._in_flight.popleft()
         self._heartbeat.beat()
         output = self._executor.collect(ticket)
+        times.collected_s = time.perf_counter()
         self._heartbeat.beat()
         self._num_steps += 1
-        deltas = tuple(self._delta(update) for update in self._scheduler.update(plan, output))
-        return StepDeltas(deltas, self.stats(), plan.total_tokens)
+        deltas = tuple([_delta(update) for update in self._scheduler.update(plan, output)])
+        num_tokens = plan.total_tokens
+        self.recorder.record(plan.rows, num_tokens, output, times)
+        return StepDeltas(deltas, self.stats(), num_tokens)
 
-    def _delta(self, update: RequestUpdate) -> TokenDelta:
-        request = update.request
-        first = self._first.get(request.request_id)
-        if request.is_finished:
-            self._first.pop(request.request_id, None)
-        return TokenDelta(
-            request_id=request.request_id,
-            token_ids=update.new_ids,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached=first.num_cached if first else 0,
-            scheduled_s=first.at_s if first else None,
-            logprobs=update.logprobs,
-            prompt_logprobs=update.prompt_logprobs,
-        )
+
+def _delta(update: RequestUpdate) -> TokenDelta:
+    request = update.request
+    return TokenDelta(
+        request.request_id,
+        update.new_ids,
+        request.finish_reason,
+        request.stop_reason,
+        request.num_hits,
+        request.scheduled_s,
+        update.logprobs,
+        update.prompt_logprobs,
+    )
 
 
 def _refusal(message: AddRequest, failure: RequestFailure) -> TokenDelta:

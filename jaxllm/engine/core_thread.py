@@ -54,6 +54,7 @@ class CoreThread:
         """One round; False after a shutdown message."""
         if not self._core.has_work:
             self._heartbeat.rest()
+            self._core.recorder.rest()
             self._transport.to_core.wait()
         self._heartbeat.beat()
         messages = self._transport.to_core.take()

@@ -16,6 +16,7 @@ from jaxllm.engine.parts import CoreParts, EngineParts
 from jaxllm.engine.transport import InProcessTransport, wait_for_any
 from jaxllm.engine.watchdog import Heartbeat, Watchdog
 from jaxllm.metrics.stats import CoreStats
+from jaxllm.types.profile import PhaseClock, StepProfile
 
 _JOIN_S = 10.0  # how long closing waits for a core that is alive
 _JOIN_DEAD_S = 1.0  # and for one that failed (releasing the device) or froze (for ever)
@@ -24,7 +25,14 @@ _JOIN_DEAD_S = 1.0  # and for one that failed (releasing the device) or froze (f
 class RunningCore:
     """One core with its thread. Mutable; owned by `Cores`."""
 
-    def __init__(self, parts: CoreParts, engine: EngineParts, clock: Clock, front_ready: threading.Condition) -> None:
+    def __init__(
+        self,
+        parts: CoreParts,
+        engine: EngineParts,
+        clock: Clock,
+        front_ready: threading.Condition,
+        phases: PhaseClock | None,
+    ) -> None:
         self.transport = InProcessTransport(front_ready)
         heartbeat = Heartbeat(clock)
         core = EngineCore(
@@ -34,7 +42,9 @@ class RunningCore:
             clock,
             async_scheduling=engine.async_scheduling,
             heartbeat=heartbeat,
+            phases=phases,
         )
+        self.recorder = core.recorder
         self.thread = CoreThread(core, self.transport, heartbeat)
         self.watchdog = Watchdog(heartbeat, self.thread.is_alive, engine.watchdog_s)
         self.stats = core.stats()  # the latest that it sent
@@ -43,10 +53,11 @@ class RunningCore:
 class Cores:
     """All cores of an engine, numbered from 0. Mutable; owned by one front end."""
 
-    def __init__(self, parts: EngineParts, clock: Clock) -> None:
+    def __init__(self, parts: EngineParts, clock: Clock, phases: PhaseClock | None = None) -> None:
+        """`phases`: what the front end spends, to be counted in the cores' steps."""
         first = CoreParts(executor=parts.executor, scheduler=parts.scheduler, kv=parts.kv)
         self._ready = threading.Condition()
-        self.all = [RunningCore(each, parts, clock, self._ready) for each in (first, *parts.more_cores)]
+        self.all = [RunningCore(each, parts, clock, self._ready, phases) for each in (first, *parts.more_cores)]
         self._inboxes = [core.transport.to_front for core in self.all]
 
     @property
@@ -80,6 +91,10 @@ class Cores:
     def stats(self) -> CoreStats:
         return sum_stats([core.stats for core in self.all])
 
+    def step_profiles(self) -> list[StepProfile]:
+        """Steps recorded since the last call, core by core."""
+        return [profile for core in self.all for profile in core.recorder.take()]
+
     def join(self, *, dead: bool) -> bool:
         """Wait for all to leave; False if one has not, because it is frozen."""
         deadline_s = time.monotonic() + (_JOIN_DEAD_S if dead else _JOIN_S)
@@ -91,7 +106,9 @@ def sum_stats(stats: Sequence[CoreStats]) -> CoreStats:
     """The cores as one: counts add up, the share of KV memory in use is that of all their pages."""
     if len(stats) == 1:
         return stats[0]
-    sums: dict[str, Any] = {field.name: sum(getattr(each, field.name) for each in stats) for field in fields(CoreStats)}
+    names = [field.name for field in fields(CoreStats) if field.name != "phase_seconds"]
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in stats) for name in names}
+    sums["phase_seconds"] = tuple(map(sum, zip(*(each.phase_seconds for each in stats), strict=True)))
     num_pages = sum(each.num_pages for each in stats)
     sums["kv_usage"] = sum(each.kv_usage * each.num_pages for each in stats) / num_pages if num_pages else 0.0
     return CoreStats(**sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from jaxllm.engine.parts import EngineParts
 from jaxllm.errors import RequestError
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 OnUpdate = Callable[[RequestOutput], None]
@@ -31,6 +33,7 @@ class Engine:
         self.model_name = parts.model_name
         self.default_params = served_defaults(parts.default_params)
         self._front = FrontEnd(parts)
+        self._profiler = parts.profiler
         self._beam_limits = BeamLimits.of(parts)
         self._num_requests = 0
 
@@ -91,6 +94,26 @@ class Engine:
     def stats(self) -> EngineStats:
         self._front.pump()
         return self._front.stats()
+
+    def step_profiles(self) -> list[StepProfile]:
+        """Where the time of each step since the last call went; the last 8,192 of each device are kept."""
+        return self._front.step_profiles()
+
+    def start_profile(self, folder: str | Path) -> None:
+        """Begin a trace of the device and of Python, to be written under `folder`.
+
+        Raises:
+            RequestError: one is being taken already, this engine has no device, or the folder cannot be made.
+        """
+        self._profiler.start(folder)
+
+    def stop_profile(self) -> Path:
+        """End the trace and write it; returns its folder.
+
+        Raises:
+            RequestError: none is being taken, or it cannot be written.
+        """
+        return self._profiler.stop()
 
     def close(self) -> None:
         """Stop the engine's threads and release the devices. Safe to call twice."""

@@ -14,6 +14,7 @@ class Ticket:
 
     step_id: int
     handle: Any = None
+    build_s: float = 0.0  # seconds that packing the plan took, of those that `submit` took
 
 
 class Executor(Protocol):

@@ -15,7 +15,7 @@ from jaxllm.engine.parts import EngineParts
 from jaxllm.engine.siblings import split_siblings
 from jaxllm.errors import EngineDead, RequestError
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, NoObserver, Observer
-from jaxllm.types.profile import PhaseClock
+from jaxllm.types.profile import PhaseClock, StepProfile
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -40,8 +40,8 @@ class FrontEnd:
             max_logprobs=parts.max_logprobs,
             processor_names=parts.processor_names,
         )
-        self._cores = Cores(parts, self.clock)
         self.phases = PhaseClock()
+        self._cores = Cores(parts, self.clock, self.phases)
         self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all), self.phases)
         self._count_compilations = parts.compilations_after_ready
         self._serial = 0
@@ -150,6 +150,10 @@ class FrontEnd:
             num_open_requests=self._outputs.num_open,
             compilations_after_ready=self._count_compilations() if self._count_compilations else 0,
         )
+
+    def step_profiles(self) -> list[StepProfile]:
+        """Steps recorded since the last call, as far as they are kept: the last 8,192 of each core."""
+        return self._cores.step_profiles()
 
     def shut_down(self) -> None:
         """Abort what is open and tell the cores to leave; does not wait."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxllm.config.engine import LogprobsMode
 from jaxllm.engine.executor import Executor
+from jaxllm.engine.profiler import NoProfiler, Profiler
 from jaxllm.engine.watchdog import DEFAULT_WATCHDOG_S
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.scheduler import Scheduler
@@ -42,4 +43,5 @@ class EngineParts:
     async_scheduling: bool = True
     watchdog_s: float = DEFAULT_WATCHDOG_S  # longest silence inside one executor call
     metrics_prefix: str = "jaxllm:"  # colon included
+    profiler: Profiler = field(default_factory=NoProfiler)  # takes traces of the device
     compilations_after_ready: Callable[[], int] | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
+from jaxllm.types.profile import PHASES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Histogram
@@ -225,6 +226,18 @@ class _StatsCollector:
         sources.add_metric([*self._labels, "local_compute"], stats.totals.prompt_tokens - cached)
         sources.add_metric([*self._labels, "local_cache_hit"], cached)
         yield sources
+        yield self._step_phases(stats)
+
+    def _step_phases(self, stats: EngineStats) -> Metric:
+        """Sums and counts without quantiles: an average over any time is the quotient of two differences."""
+        from prometheus_client.core import SummaryMetricFamily
+
+        phases = SummaryMetricFamily(
+            self._prefix + "step_phase_seconds", "Seconds of a step, by phase.", labels=[*_LABELS, "phase"]
+        )
+        for phase, seconds in zip(PHASES, stats.core.phase_seconds, strict=True):
+            phases.add_metric([*self._labels, phase], count_value=stats.core.num_steps, sum_value=seconds)
+        return phases
 
 
 def _gauge_values(stats: EngineStats) -> dict[str, float]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jaxllm.types.profile import PHASES
+
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -22,6 +24,7 @@ class CoreStats:
     prefix_queries_tokens: int = 0  # counter: prompt tokens looked up in the prefix cache
     prefix_hits_tokens: int = 0  # counter: of those, tokens found
     num_steps: int = 0  # counter: steps collected
+    phase_seconds: tuple[float, ...] = (0.0,) * len(PHASES)  # counters, in the order of `PHASES`
 
 
 @dataclass(slots=True)

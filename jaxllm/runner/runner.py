@@ -50,6 +50,7 @@ class _Handle:
     """A dispatched step. `result`: tokens [N], or, where none is sampled, hidden rows to wait for."""
 
     sampled_ids: tuple[str, ...]
+    hidden: jax.Array  # ready when the forward program has run
     result: jax.Array
     dispatched_s: float
     logprob_rows: tuple[SampledRow, ...] = ()
@@ -113,11 +114,13 @@ class Runner:
         with self._guard.watching("submit"):
             for new in plan.new:
                 self._place(new)
+            started_s = time.perf_counter()
             batch = self._builder.build(plan, self._slots)
+            build_s = time.perf_counter() - started_s
             handle = self._dispatch(batch)
         self._num_steps += 1
         self._in_flight.append(plan.step_id)
-        return Ticket(plan.step_id, handle)
+        return Ticket(plan.step_id, handle, build_s)
 
     def _place(self, new: NewRequest) -> None:
         """Steps in flight write to the old tables before these calls: the device keeps the order."""
@@ -133,7 +136,7 @@ class Runner:
 
     def _dispatch(self, batch: HostBatch) -> _Handle:
         state, programs = self._state, self._programs
-        started_s = time.monotonic()
+        started_s = time.perf_counter()
         for chunk in batch.overflow:
             state.page_table = programs.side.set_pages(state.page_table, chunk)
         for chunk in batch.copies:
@@ -147,11 +150,12 @@ class Runner:
             result, logprobs = self._sample(batch, hidden, sample_rows)
             result.copy_to_host_async()
         if not batch.logprob_rows and batch.scores is None:
-            return _Handle(batch.sampled_ids, result, started_s)
+            return _Handle(batch.sampled_ids, hidden, result, started_s)
         scored = self._score(batch.scores)
         for array in jax.tree.leaves((logprobs, scored)):
             array.copy_to_host_async()
-        return _Handle(batch.sampled_ids, result, started_s, batch.logprob_rows, logprobs, batch.scores, scored)
+        rows, scores = batch.logprob_rows, batch.scores
+        return _Handle(batch.sampled_ids, hidden, result, started_s, rows, logprobs, scores, scored)
 
     def _sample(
         self, batch: HostBatch, hidden: jax.Array, sample_rows: jax.Array
@@ -174,7 +178,10 @@ class Runner:
         return tuple(score(self._head, self._state.hidden, packed) for packed in scores.slices)
 
     def collect(self, ticket: Ticket) -> StepOutput:
-        """Wait for the oldest step. `device_s` is the time it had the device for itself, as the host saw it.
+        """Wait for the oldest step: for its forward program, then for its tokens, then for their way to the host.
+
+        What each took is seen from here: a host that comes late counts a step's device time too long,
+        and that of the next too short by as much.
 
         Raises:
             ValueError: the ticket is not of the oldest uncollected step.
@@ -186,23 +193,28 @@ class Runner:
         self._in_flight.popleft()
         handle: _Handle = ticket.handle
         with self._guard.watching("collect"):
-            tokens, logprobs, prompt = self._wait(handle)
-        started_s = max(handle.dispatched_s, self._last_ready_s)
-        self._last_ready_s = time.monotonic()
+            handle.hidden.block_until_ready()
+            computed_s = time.perf_counter()
+            handle.result.block_until_ready()
+            ready_s = time.perf_counter()
+            tokens, logprobs, prompt = self._fetch(handle)
+        before_s, self._last_ready_s = self._last_ready_s, ready_s
         return StepOutput(
             ticket.step_id,
             tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt,
-            device_s=self._last_ready_s - started_s,
+            device_s=computed_s - max(handle.dispatched_s, before_s),
+            sample_s=ready_s - computed_s,
+            copy_back_s=time.perf_counter() - ready_s,
+            idle_s=max(0.0, handle.dispatched_s - before_s),
         )
 
-    def _wait(self, handle: _Handle) -> _Results:
+    def _fetch(self, handle: _Handle) -> _Results:
         self._num_syncs += 1
         if not handle.is_plain:
             return _with_logprobs(handle)
         if not handle.sampled_ids:
-            handle.result.block_until_ready()
             return {}, {}, {}
         return _tokens(handle, np.asarray(handle.result)), {}, {}
 

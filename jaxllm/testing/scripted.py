@@ -238,7 +238,7 @@ class ScriptedExecutor:
 
     def _run(self, plan: SchedulerOutput) -> StepOutput:
         rows = plan.rows
-        output = StepOutput(plan.step_id, {})
+        output = StepOutput(plan.step_id, {}, device_s=self._step_s)
         columns = (rows.starts.tolist(), rows.num_tokens.tolist(), rows.samples.tolist())
         for request_id, start, num_tokens, samples in zip(rows.request_ids, *columns, strict=True):
             row = self._rows[request_id]

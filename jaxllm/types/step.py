@@ -130,4 +130,7 @@ class StepOutput:
     num_accepted: dict[str, int] = field(default_factory=dict[str, int])  # drafts kept, per request
     logprobs: dict[str, Logprobs] = field(default_factory=dict[str, Logprobs])
     prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict[str, PromptLogprobs])
-    device_s: float = 0.0
+    device_s: float = 0.0  # this and what follows: see `StepProfile`
+    sample_s: float = 0.0
+    copy_back_s: float = 0.0
+    idle_s: float = 0.0

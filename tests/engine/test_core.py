@@ -186,7 +186,6 @@ def test_siblings_share_a_prompt_and_are_no_prefix_hits() -> None:
     assert tokens == {"a#0": b"one", "a#0/1": b"two", "a#0/2": b"six"}
     assert num_tokens == 10 + 2 + 3 * 2  # the prompt once, its last token for each sibling, and decodes
     assert (core.stats().prefix_queries_tokens, core.stats().prefix_hits_tokens) == (10, 0)
-    assert core._first == {}
 
 
 def test_bad_words_and_forks_reach_the_executor() -> None:

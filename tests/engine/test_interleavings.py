@@ -80,7 +80,6 @@ class Machine:
         assert (self.outputs.num_open, self.outputs.loads, self.outputs._sequences) == (0, [0], {})
         assert (self.parts.scheduler.num_running, self.parts.scheduler.num_waiting) == (0, 0)
         assert self.parts.scheduler.requests == {}
-        assert self.core._first == {}
         self.parts.kv.check()
         assert self.parts.kv.num_free_pages == self.parts.kv.num_pages - 1
 

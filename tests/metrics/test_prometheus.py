@@ -16,6 +16,7 @@ from jaxllm.metrics.prometheus import PrometheusMetrics, token_buckets
 from jaxllm.metrics.stats import CoreStats, EngineStats, FinishedRequest, RequestTotals
 from jaxllm.testing.faults import Fault, FaultKind
 from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.profile import PHASES
 from jaxllm.types.sampling import OutputKind, SamplingParams
 from tests.helpers.scripted_engine import Settings, make_parts, script, scripted
 
@@ -207,3 +208,23 @@ def test_met_01_requests_of_a_dead_engine_count_as_errors() -> None:
             await engine.close()
 
     asyncio.run(main())
+
+
+def test_phases_of_steps_are_sums_and_counts_that_match_the_profiles() -> None:
+    async def run() -> None:
+        engine = AsyncEngine(make_parts(scripted(script("hello"), step_s=0.001)))
+        try:
+            async for _ in engine.stream("abc", SamplingParams(max_tokens=9), request_id="a"):
+                pass
+            while engine.stats().core.num_running:
+                await asyncio.sleep(0.001)
+            profiles, scrape = engine.step_profiles(), Scrape(engine.metrics)
+        finally:
+            await engine.close()
+        for number, phase in enumerate(PHASES):
+            assert scrape.value("step_phase_seconds_count", phase=phase) == len(profiles)
+            total = sum(profile.seconds[number] for profile in profiles)
+            assert scrape.value("step_phase_seconds_sum", phase=phase) == pytest.approx(total)
+        assert scrape.value("step_phase_seconds_sum", phase="device") == pytest.approx(0.001 * len(profiles))
+
+    asyncio.run(run())
