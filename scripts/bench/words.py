@@ -43,7 +43,7 @@ def whole_words(tokenizer: Encoder) -> list[str]:
 class Texts:
     """Draws texts one after the other; another seed gives others, so that no prefix cache knows them."""
 
-    def __init__(self, tokenizer: Encoder, words: list[str], seed: int) -> None:
+    def __init__(self, tokenizer: Encoder, words: list[str], seed: object) -> None:
         self._tokenizer = tokenizer
         self._words = words
         self._random = random.Random(f"texts {seed}")

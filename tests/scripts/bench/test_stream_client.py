@@ -68,7 +68,7 @@ def test_extra_fields_reach_the_server(target: Target) -> None:
 def test_requests_go_at_their_arrivals_or_as_the_concurrency_allows(target: Target) -> None:
     requests = tuple(Request(str(i), "hello", 3, 1, arrival_s=0.1 * i) for i in range(3))
     online = run_workload(target, Workload("online", requests, None), 5.0)
-    assert all(a.sent_s >= a.request.arrival_s for a in online.answers)
+    assert all(a.sent_s > a.request.arrival_s - 0.005 for a in online.answers)  # loops round to milliseconds
     one_by_one = run_workload(target, Workload("single", requests, 1), 5.0)
     assert all(b.sent_s >= a.ended_s for a, b in itertools.pairwise(one_by_one.answers))
     assert one_by_one.wall_s >= one_by_one.answers[-1].ended_s
