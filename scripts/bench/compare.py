@@ -46,6 +46,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="entries to measure, comma between; default: all")
     parser.add_argument("--workloads", default=",".join(names), help="what to measure (%(default)s)")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--longest", type=float, default=0, help="what took more seconds is not repeated; 0: all is")
+    parser.add_argument("--skip", action="append", default=[], metavar="ENTRY:WORKLOAD", help="leave this out")
     parser.add_argument("--seed", type=int, default=0, help="of the texts of the first repetition")
     parser.add_argument("--tokenizer", help="folder or .gguf file that counts the tokens; default: the default model's")
     parser.add_argument("--rate", type=float, default=workload.ONLINE_RATE, help="of online, requests a second")
@@ -74,6 +76,7 @@ class Comparison:
     peers: list[Peer]
     make_texts: Any  # seed -> Texts
     servers: list[PeerServer] = field(default_factory=list[PeerServer])
+    _slow: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # (entry, workload) not to repeat
 
     @property
     def _doubts(self) -> Doubts:
@@ -102,7 +105,7 @@ class Comparison:
 
     def _start(self, peer: Peer, name: str, *, keep: bool, counts: bool = True) -> None:
         """Where an entry has only a url there is nothing to start, and nothing to time."""
-        limit = peer.limit(name, 0) if peer.command else None
+        limit = self._limit(peer, name, 0) if peer.command else None
         if not keep and limit is None:
             return
         cache = self.args.work / f"{peer.name}-cache"
@@ -145,13 +148,20 @@ class Comparison:
             self._wait_for_quiet()
             row = measure(server, asked.first(limit.requests), self._doubts)
             self._row(server.peer, name, repetition, row)
+            if 0 < self.args.longest < row["wall_s"]:
+                self._slow.add((server.name, name))
 
     def _in_order(self, name: str, repetition: int) -> Iterator[tuple[PeerServer, Limit]]:
         at = repetition % max(len(self.servers), 1)
         for server in self.servers[at:] + self.servers[:at]:
-            limit = server.peer.limit(name, repetition)
+            limit = self._limit(server.peer, name, repetition)
             if limit is not None:
                 yield server, limit
+
+    def _limit(self, peer: Peer, name: str, repetition: int) -> Limit | None:
+        if (peer.name, name) in self._slow or f"{peer.name}:{name}" in self.args.skip:
+            return None
+        return peer.limit(name, repetition)
 
     def _wait_for_quiet(self) -> None:
         deadline = time.monotonic() + _QUIET_WAIT_S

@@ -57,6 +57,16 @@ def test_servers_take_turns_and_each_measurement_is_a_row(tmp_path: Path) -> Non
     assert "### offline" not in text
 
 
+def test_what_is_skipped_or_took_too_long_is_not_asked_again(tmp_path: Path) -> None:
+    entries = {"a": {"command": COMMAND}, "b": {"command": COMMAND, "workloads": {"prefill": {"repetitions": 1}}}}
+    flags = ("--skip=a:prefill", "--skip=a:start-warm", "--longest=0.001", "--repetitions=2")
+    _, *rows = compare_here(tmp_path, entries, "--workloads=start-warm,prefill,prefix", *flags)
+    assert [(row["peer"], row["workload"], row["repetition"]) for row in rows] == [
+        ("b", "prefill", 0),
+        ("a", "prefix", 0),
+    ]
+
+
 def test_a_cold_start_finds_an_empty_cache_and_a_warm_one_what_it_left(tmp_path: Path) -> None:
     script = f"import os, pathlib, runpy, sys\nf = pathlib.Path({str(tmp_path)!r})\n"
     script += "c = pathlib.Path(sys.argv[2])\n(f / 'seen').open('a').write(f'{(c / \"kept\").exists()} ')\n"
