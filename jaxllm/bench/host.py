@@ -114,10 +114,14 @@ def prefix_cache_cost(
     num_runs: int = 15,
     prompt_tokens: int = 256,
     output_tokens: int = 128,
-    page_size: int = 16,
+    page_size: int = 64,
     step_s: float = DEFAULT_STEP_S,
 ) -> PrefixCacheCost:
-    """Runs with and without prefix caching in turn."""
+    """Runs with and without prefix caching in turn.
+
+    The cost is one of pages; a device as fast as the pretended one is an accelerator, so their size is
+    that of a GPU by default.
+    """
     costs: dict[bool, list[float]] = {True: [], False: []}
     num_steps = 0
     for run in range(2 * num_runs + 2):
@@ -152,7 +156,7 @@ def device_busy_share(
     prompts = [TokensPrompt(_prompt(number, prompt_tokens, 200)) for number in range(num_requests)]
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, output_kind=OutputKind.DELTA)
     with engine:
-        engine.generate(prompts[:2], [params] * 2, lambda _: None)
+        engine.generate([TokensPrompt(_prompt(num_requests, prompt_tokens, 200))], [params], lambda _: None)  # warm
         engine.step_profiles()
         first_step = device.num_steps
         started_cpu_s = time.process_time()
@@ -177,11 +181,18 @@ class _Bench:
     """A scheduler with requests that nobody else has, stepped with one step left in flight. Mutable."""
 
     def __init__(
-        self, num_requests: int, page_size: int, prompt_tokens: int, output_tokens: int, *, prefix_caching: bool
+        self,
+        num_requests: int,
+        page_size: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        prefix_caching: bool,
+        step_tokens: int = 2048,
     ) -> None:
         longest = prompt_tokens + page_size + output_tokens
         kv = _kv(num_requests * pages_for(longest + 1, page_size) + 1, page_size, prefix_caching)
-        self.scheduler = _scheduler(kv, num_requests, num_requests * longest)
+        self.scheduler = _scheduler(kv, num_requests, max(num_requests, step_tokens))
         self.num_decoding = 0  # in the latest step
         self.schedule_ns = self.update_ns = 0  # process CPU time
         self._in_flight: list[tuple[SchedulerOutput, StepOutput]] = []

@@ -35,12 +35,21 @@ class FreeList:
             yield page
             page = self._next[page]
 
-    def pop_front(self) -> int:
-        page = self._next[_SENTINEL]
-        if page == _SENTINEL:
-            raise RuntimeError("no free page: the caller must look at len() first")
-        self.remove(page)
-        return page
+    def pop_front(self, num: int = 1) -> list[int]:
+        """The first `num` pages, taken out of the list."""
+        if num > self._num:
+            raise RuntimeError(f"{self._num} free pages, not {num}: the caller must look at len() first")
+        after, before = self._next, self._prev
+        pages: list[int] = []
+        page = after[_SENTINEL]
+        for _ in range(num):
+            pages.append(page)
+            following = after[page]
+            after[page] = before[page] = _ABSENT
+            page = following
+        after[_SENTINEL], before[page] = page, _SENTINEL
+        self._num -= num
+        return pages
 
     def push_back(self, page: int) -> None:
         self._insert(self._prev[_SENTINEL], page, _SENTINEL)

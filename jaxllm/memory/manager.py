@@ -125,10 +125,11 @@ class KVManager:
         missing = [
             rules.num_pages(num_tokens) - len(pages) for rules, pages in zip(self._rules, request.pages, strict=True)
         ]
-        if any(num > pool.num_free for num, pool in zip(missing, self._pools, strict=True)):
-            return None
+        for num, pool in zip(missing, self._pools, strict=True):
+            if num > pool.num_free:
+                return None
         return tuple(
-            _append(pool, pages, num) for num, pool, pages in zip(missing, self._pools, request.pages, strict=True)
+            [_append(pool, pages, num) for num, pool, pages in zip(missing, self._pools, request.pages, strict=True)]
         )
 
     def commit(self, request: Request) -> None:
@@ -136,14 +137,15 @@ class KVManager:
         if not self._caching:
             return
         num_full = request.num_computed // self.page_size
-        record = self._record(request)
-        if record.num_indexed >= num_full:
+        record = self._records.get(request) or self._record(request)
+        first = record.num_indexed
+        if first >= num_full:
             return
-        self._hasher.extend(request, record.digests, num_full)
-        for pool, pages in zip(self._pools, request.pages, strict=True):
-            for index in range(record.num_indexed, num_full):
-                if not pool.is_indexed(pages[index]):  # a sibling that shares the page may have been here first
-                    pool.index(pages[index], record.digests[index])
+        digests = record.digests
+        if len(digests) < num_full:
+            self._hasher.extend(request, digests, num_full)
+        for group, pool in enumerate(self._pools):
+            pool.index(request.pages[group], digests, first, num_full)
         record.num_indexed = num_full
 
     def release(self, request: Request) -> None:

@@ -24,7 +24,7 @@ class PagePool:
     not merged, since page tables only grow; the one indexed first is found first.
     """
 
-    __slots__ = ("_digests", "_free", "_index", "_refs")
+    __slots__ = ("_digests", "_free", "_index", "_refs", "_twins")
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 2:
@@ -32,7 +32,8 @@ class PagePool:
         self._free = FreeList(num_pages)
         self._refs = [0] * num_pages
         self._digests: list[bytes | None] = [None] * num_pages
-        self._index: dict[bytes, list[int]] = {}
+        self._index: dict[bytes, int] = {}  # the page that is found
+        self._twins: dict[bytes, list[int]] = {}  # further pages of the same digest, where there are any
 
     @property
     def num_pages(self) -> int:
@@ -55,9 +56,10 @@ class PagePool:
         """Give out pages with one reference each; None, and no change, if there are too few."""
         if num_pages > len(self._free):
             return None
-        pages = [self._free.pop_front() for _ in range(num_pages)]
+        pages = self._free.pop_front(num_pages)
         for page in pages:
-            self._forget(page)
+            if self._digests[page] is not None:
+                self._forget(page)
             self._refs[page] = 1
         return pages
 
@@ -87,19 +89,23 @@ class PagePool:
             else:
                 self._free.push_back(page)
 
-    def index(self, page: int, digest: bytes) -> None:
-        """Let a held page be found by the digest of what it holds."""
-        if self._refs[page] == 0 or self._digests[page] is not None:
-            raise RuntimeError(f"page {page} cannot be indexed: it has no holder, or is indexed already")
-        self._digests[page] = digest
-        self._index.setdefault(digest, []).append(page)
+    def index(self, page_ids: Sequence[int], digests: Sequence[bytes], first: int, end: int) -> None:
+        """Let entries `first` to `end` - 1 of a page table be found by the digests of what they hold.
 
-    def is_indexed(self, page: int) -> bool:
-        return self._digests[page] is not None
+        The pages must have a holder. Those that are found by their digest already stay as they are.
+        """
+        known, index = self._digests, self._index
+        for number in range(first, end):
+            page, digest = page_ids[number], digests[number]
+            if known[page] is None and self._refs[page] > 0:
+                known[page] = digest
+                if index.setdefault(digest, page) != page:
+                    self._twins.setdefault(digest, []).append(page)
+            elif known[page] != digest:
+                raise RuntimeError(f"page {page} cannot be indexed: it has no holder, or holds something else")
 
     def find(self, digest: bytes) -> int | None:
-        pages = self._index.get(digest)
-        return pages[0] if pages else None
+        return self._index.get(digest)
 
     def evict(self, page_ids: Iterable[int]) -> None:
         """Forget what pages hold. Holders keep them; nobody finds them any more."""
@@ -117,11 +123,11 @@ class PagePool:
                 where = "in" if is_free else "not in"
                 raise RuntimeError(f"page {page} has {refs} holders and is {where} the free list")
             digest = self._digests[page]
-            if digest is not None and page not in self._index.get(digest, ()):
+            if digest is not None and page not in (self._index.get(digest), *self._twins.get(digest, ())):
                 raise RuntimeError(f"page {page} has a digest, but the index does not lead to it")
-        num_found = sum(map(len, self._index.values()))
+        num_found = len(self._index) + sum(map(len, self._twins.values()))
         num_digests = sum(digest is not None for digest in self._digests)
-        if num_found != num_digests or not all(self._index.values()):
+        if num_found != num_digests or not all(self._twins.values()):
             raise RuntimeError(f"the index leads to {num_found} pages, and {num_digests} have a digest")
 
     def _forget(self, page: int) -> None:
@@ -129,7 +135,13 @@ class PagePool:
         if digest is None:
             return
         self._digests[page] = None
-        pages = self._index[digest]
-        pages.remove(page)
-        if not pages:
+        twins = self._twins.get(digest)
+        if twins is None:
             del self._index[digest]
+            return
+        if self._index[digest] == page:
+            self._index[digest] = twins.pop(0)
+        else:
+            twins.remove(page)
+        if not twins:
+            del self._twins[digest]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Sequence
+from hashlib import sha256
 
 from jaxllm.types.request import Request
 
-ROOT_DIGEST = hashlib.sha256(b"jaxllm kv page chain").digest()
+ROOT_DIGEST = sha256(b"jaxllm kv page chain").digest()
 
 _LENGTH = struct.Struct("<I")
 _SPAN = struct.Struct("<qq")
@@ -30,11 +29,23 @@ class PageHasher:
 
     def extend(self, request: Request, digests: list[bytes], num_pages: int) -> None:
         """Append the digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens."""
-        size = self._page_size
-        for index in range(len(digests), num_pages):
-            parent = digests[-1] if digests else ROOT_DIGEST
-            tokens = _token_slice(request, index * size, (index + 1) * size)
-            digests.append(hashlib.sha256(parent + self._pack(*tokens) + extra_keys(request, index, size)).digest())
+        size, pack = self._page_size, self._pack
+        prompt, output = request.prompt_ids, request.output_ids
+        num_prompt = len(prompt)
+        has_keys = request.adapter_id is not None or request.cache_salt is not None or request.media_keys
+        parent = digests[-1] if digests else ROOT_DIGEST
+        for start in range(len(digests) * size, num_pages * size, size):
+            end = start + size
+            if end <= num_prompt:
+                content = parent + pack(*prompt[start:end])
+            elif start >= num_prompt:
+                content = parent + pack(*output[start - num_prompt : end - num_prompt])
+            else:
+                content = parent + pack(*prompt[start:], *output[: end - num_prompt])
+            if has_keys:  # few have any
+                content += extra_keys(request, start // size, size)
+            parent = sha256(content).digest()
+            digests.append(parent)
 
 
 def extra_keys(request: Request, page_index: int, page_size: int) -> bytes:
@@ -62,12 +73,3 @@ def _key(tag: bytes, payload: bytes) -> bytes:
 
 def _text(value: str) -> bytes:
     return value.encode("utf-8", "surrogatepass")
-
-
-def _token_slice(request: Request, start: int, end: int) -> Sequence[int]:
-    num_prompt = len(request.prompt_ids)
-    if end <= num_prompt:
-        return request.prompt_ids[start:end]
-    if start >= num_prompt:
-        return request.output_ids[start - num_prompt : end - num_prompt]
-    return (*request.prompt_ids[start:], *request.output_ids[: end - num_prompt])

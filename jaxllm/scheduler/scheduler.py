@@ -22,7 +22,7 @@ from jaxllm.types.request import FinishReason, Request, RequestStatus
 from jaxllm.types.step import Logprobs, PromptLogprobs, SchedulerOutput, StepOutput
 
 
-class RequestUpdate(msgspec.Struct, frozen=True):
+class RequestUpdate(msgspec.Struct, frozen=True, gc=False):
     """What a collected step added to a request, which may have finished with it. Cheap to make: hundreds a step.
 
     Without tokens if the step only scored prompt tokens, or ended a prompt that is only scored.
@@ -316,22 +316,24 @@ class Scheduler:
     def _collect_decodes(self, step: DecodeStep, output: StepOutput) -> list[RequestUpdate]:
         """What `_collect` does for a piece, for one token each, with a look at what is rare only where it may be."""
         updates: list[RequestUpdate] = []
+        tokens = output.tokens
         starts = step.starts.tolist()
         fills = ((step.starts + 1) % self._kv.page_size == 0).tolist()
         for row, start, fills_page in zip(step.rows, starts, fills, strict=True):
             request, request_id, epoch, end_ids, full_length, is_watched = row
-            new_ids = output.tokens.get(request_id, ())
+            new_ids = tokens.get(request_id, ())
             if is_watched or len(new_ids) != 1 or request.finish_reason is not None:
                 updates += self._collect(decode_piece(row, start), output)
                 continue
+            token = new_ids[0]
             request.num_pending -= 1
             if epoch == request.num_preemptions:
                 request.num_in_flight -= 1
                 request.num_computed = start + 1
                 if fills_page:
                     self._kv.commit(request)
-            request.output_ids.append(new_ids[0])
-            if start + 2 >= full_length or new_ids[0] in end_ids:
+            request.output_ids.append(token)
+            if start + 2 >= full_length or token in end_ids:
                 stop = self._stop.check(request)
                 if stop is not None:
                     self._finish(request, stop)

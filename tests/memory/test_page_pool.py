@@ -6,6 +6,10 @@ from jaxllm.errors import CapacityError
 from jaxllm.memory.page_pool import PagePool
 
 
+def index(pool: PagePool, page: int, digest: bytes) -> None:
+    pool.index([page], [digest], 0, 1)
+
+
 def take(pool: PagePool, num: int) -> list[int]:
     pages = pool.take(num)
     assert pages is not None
@@ -35,7 +39,7 @@ def test_eviction_takes_uncached_pages_then_the_least_recently_released_tail_fir
     pool = PagePool(9)
     first, second, third = take(pool, 3), take(pool, 2), take(pool, 2)
     for page in first + second[:1]:
-        pool.index(page, b"%d" % page)
+        index(pool, page, b"%d" % page)
     pool.release(second)  # page 4 is cached, page 5 is not
     pool.release(first)
     pool.release(third)
@@ -47,8 +51,8 @@ def test_eviction_takes_uncached_pages_then_the_least_recently_released_tail_fir
 def test_a_taken_page_is_no_longer_found() -> None:
     pool = PagePool(3)
     pages = take(pool, 2)
-    pool.index(pages[0], b"head")
-    pool.index(pages[1], b"tail")
+    index(pool, pages[0], b"head")
+    index(pool, pages[1], b"tail")
     pool.release(pages)
     assert take(pool, 1) == [pages[1]]
     assert (pool.find(b"head"), pool.find(b"tail")) == (pages[0], None)
@@ -58,7 +62,7 @@ def test_a_taken_page_is_no_longer_found() -> None:
 def test_a_shared_page_leaves_the_free_list_and_returns_after_its_last_holder() -> None:
     pool = PagePool(4)
     pages = take(pool, 2)
-    pool.index(pages[0], b"x")
+    index(pool, pages[0], b"x")
     pool.release(pages)
     pool.share([pages[0]])
     pool.share([pages[0]])
@@ -75,8 +79,8 @@ def test_a_shared_page_leaves_the_free_list_and_returns_after_its_last_holder() 
 def test_pages_of_equal_digest_are_both_kept_and_the_first_is_found_while_it_lasts() -> None:
     pool = PagePool(4)
     first, second = take(pool, 1), take(pool, 1)
-    pool.index(first[0], b"same")
-    pool.index(second[0], b"same")
+    index(pool, first[0], b"same")
+    index(pool, second[0], b"same")
     assert pool.find(b"same") == first[0]
     pool.evict(first)
     assert pool.find(b"same") == second[0]
@@ -92,10 +96,10 @@ def test_wrong_use_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="page 2 is free or null"):
         pool.share([2])
     with pytest.raises(RuntimeError, match="page 2 cannot be indexed"):
-        pool.index(2, b"x")
-    pool.index(1, b"x")
+        index(pool, 2, b"x")
+    index(pool, 1, b"x")
     with pytest.raises(RuntimeError, match="page 1 cannot be indexed"):
-        pool.index(1, b"y")
+        index(pool, 1, b"y")
     pool.release(pages)
     with pytest.raises(RuntimeError, match="page 1 was released more often"):
         pool.release(pages)
@@ -118,7 +122,7 @@ def test_check_names_the_page_that_is_in_two_states_or_none() -> None:
     with pytest.raises(RuntimeError, match="page 3 has a digest"):
         pool.check()
     pool = PagePool(4)
-    pool._index[b"x"] = [1]
+    pool._index[b"x"] = 1
     with pytest.raises(RuntimeError, match="index leads to 1 pages, and 0 have"):
         pool.check()
     pool = PagePool(4)
