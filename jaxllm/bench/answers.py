@@ -110,6 +110,8 @@ def read_answer(request: BenchRequest, due_s: float, reply: Reply) -> Answer:
     for at_s, line in _lines(reply.pieces):
         if line.startswith(b"data:"):
             _take(answer, at_s, line[5:].strip())
+    if not answer.chunk_times and answer.last_s:  # a token without text, and the end with it
+        answer.chunk_times.append(answer.last_s)
     if answer.error is None:
         answer.error = _what_is_missing(answer)
     return answer
@@ -173,9 +175,7 @@ def _lines(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes
     """Lines with the moment at which each was whole."""
     rest = b""
     for at_s, data in pieces:
-        if rest:
-            data = rest + data
-        *lines, rest = data.split(b"\n")
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             yield at_s, line
     if rest:

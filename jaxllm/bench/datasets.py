@@ -14,8 +14,6 @@ from jaxllm.config.fields import check_settings, setting
 from jaxllm.errors import ConfigError
 from jaxllm.tokenizer.base import Tokenizer
 
-DatasetName = Literal["random", "sharegpt", "prefix_repetition", "custom"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetArgs:
@@ -25,7 +23,9 @@ class DatasetArgs:
         ConfigError: a value has the wrong type or is out of range.
     """
 
-    dataset_name: DatasetName = setting("random", "where prompts come from")
+    dataset_name: Literal["random", "sharegpt", "prefix_repetition", "custom"] = setting(
+        "random", "where prompts come from"
+    )
     dataset_path: str | None = setting(None, "file of sharegpt (JSON) or custom (JSON lines)")
     num_prompts: int = setting(1000, "requests", human=True)
     seed: int = setting(0, "of everything that is drawn")

@@ -65,6 +65,7 @@ class BusyShare:
     num_steps: int
     wall_s: float  # from the first dispatch to the end of the last step
     busy_share: float  # of the wall time
+    median_busy_share: float  # of the median step, which leaves out those in which another process had the CPU
     cpu_s_per_step: float  # process CPU time, all threads
     profile: ProfileSummary
 
@@ -166,14 +167,15 @@ def device_busy_share(
     num_steps = device.num_steps - first_step
     busy_s, idle_s = num_steps * step_s, sum(profile.idle_s for profile in profiles[1:])
     return BusyShare(
-        num_requests,
-        async_scheduling,
-        step_s,
-        num_steps,
-        busy_s + idle_s,
-        busy_s / (busy_s + idle_s),
-        cpu_s / num_steps,
-        ProfileSummary.of(profiles),
+        num_requests=num_requests,
+        async_scheduling=async_scheduling,
+        step_s=step_s,
+        num_steps=num_steps,
+        wall_s=busy_s + idle_s,
+        busy_share=busy_s / (busy_s + idle_s),
+        median_busy_share=step_s / (step_s + statistics.median([profile.idle_s for profile in profiles])),
+        cpu_s_per_step=cpu_s / num_steps,
+        profile=ProfileSummary.of(profiles),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -15,7 +16,8 @@ from jaxllm.bench.dataset_files import BenchRequest
 from jaxllm.bench.http_client import HttpClient
 
 _TICK_S = 0.01
-OnAnswer = Callable[[Answer], None]
+_MOST_HELD_BYTES = 2**28  # of answers that wait to be read
+OnEnd = Callable[[], None]
 T = TypeVar("T")
 
 
@@ -42,20 +44,24 @@ class LoadRun:
 
 
 async def run_load(
-    client: HttpClient, planned: Sequence[Planned], max_concurrency: int | None, on_answer: OnAnswer | None = None
+    client: HttpClient, planned: Sequence[Planned], max_concurrency: int | None, on_end: OnEnd | None = None
 ) -> LoadRun:
-    """Send all; failed requests are answers with an error."""
-    load = _Load(client, asyncio.Semaphore(max_concurrency or max(1, len(planned))), on_answer)
+    """Send all; failed requests are answers with an error.
+
+    Answers are read after the last one has ended, unless they are too many to hold: reading takes
+    time in which no arrival is seen. `on_end` hears of each end.
+    """
+    load = _Load(client, asyncio.Semaphore(max_concurrency or max(1, len(planned))), on_end)
     with _without_collections():
         watch = asyncio.create_task(load.watch())
         cpu_s, start_s = time.process_time(), time.perf_counter()
         try:
-            answers = await load.send_all(planned, start_s)
+            ended = await load.send_all(planned, start_s)
         finally:
             watch.cancel()
         ended_s, cpu_s = time.perf_counter(), time.process_time() - cpu_s
     return LoadRun(
-        answers=tuple(answers),
+        answers=tuple(read() for read in ended),
         start_s=start_s,
         duration_s=ended_s - start_s,
         client_cpu_s=cpu_s,
@@ -65,21 +71,29 @@ async def run_load(
     )
 
 
+ReadLater = Callable[[], Answer]
+
+
+def _same(answer: Answer) -> Answer:
+    return answer
+
+
 class _Load:
     """One run. Mutable; owned by `run_load`."""
 
-    def __init__(self, client: HttpClient, turns: asyncio.Semaphore, on_answer: OnAnswer | None) -> None:
+    def __init__(self, client: HttpClient, turns: asyncio.Semaphore, on_end: OnEnd | None) -> None:
         self._client = client
         self._turns = turns
-        self._on_answer = on_answer
+        self._on_end = on_end
         self._num_running = 0
+        self._held_bytes = 0
         self.num_most_running = 0
         self.lags_s: list[float] = []
         self.send_lags_s: list[float] = []
 
-    async def send_all(self, planned: Sequence[Planned], start_s: float) -> list[Answer]:
+    async def send_all(self, planned: Sequence[Planned], start_s: float) -> list[ReadLater]:
         async with asyncio.TaskGroup() as group:
-            tasks: list[asyncio.Task[Answer]] = []
+            tasks: list[asyncio.Task[ReadLater]] = []
             for each in planned:
                 due_s = start_s + each.at_s
                 wait_s = due_s - time.perf_counter()
@@ -89,16 +103,17 @@ class _Load:
                 tasks.append(group.create_task(self._one(each, due_s)))
         return [task.result() for task in tasks]
 
-    async def _one(self, planned: Planned, due_s: float) -> Answer:
+    async def _one(self, planned: Planned, due_s: float) -> ReadLater:
         async with self._turns:
             self._num_running += 1
             self.num_most_running = max(self.num_most_running, self._num_running)
             reply = await self._client.send(planned.message)
             self._num_running -= 1
-        answer = read_answer(planned.request, due_s, reply)
-        if self._on_answer is not None:
-            self._on_answer(answer)
-        return answer
+        if self._on_end is not None:
+            self._on_end()
+        self._held_bytes += sum(len(data) for _, data in reply.pieces)
+        later = functools.partial(read_answer, planned.request, due_s, reply)
+        return later if self._held_bytes <= _MOST_HELD_BYTES else functools.partial(_same, later())
 
     async def watch(self) -> None:
         """How late the event loop is: by so much any moment that was measured may be wrong."""

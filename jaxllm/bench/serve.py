@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxllm.bench.dataset_files import BenchRequest
 from jaxllm.bench.http_client import Address, HttpClient, ask
-from jaxllm.bench.load import LoadRun, OnAnswer, Planned, allow_connections, run_in_loop, run_load
+from jaxllm.bench.load import LoadRun, OnEnd, Planned, allow_connections, run_in_loop, run_load
 from jaxllm.bench.serve_args import ServeArgs
 from jaxllm.errors import JaxLLMError, shown
 
@@ -85,7 +85,7 @@ def run_serve(
     requests: Sequence[BenchRequest],
     *,
     seed: int = 0,
-    on_answer: OnAnswer | None = None,
+    on_end: OnEnd | None = None,
 ) -> LoadRun:
     """Send the warm-ups, the last `num_warmups` of `requests`, then all others at their times.
 
@@ -102,7 +102,7 @@ def run_serve(
         try:
             if warm_ups:
                 _check_warm_ups(await run_load(client, warm_ups, args.max_concurrency))
-            return await run_load(client, counted, args.max_concurrency, on_answer)
+            return await run_load(client, counted, args.max_concurrency, on_end)
         finally:
             client.close()
 

@@ -47,7 +47,9 @@ class ServeResult:
     answers: tuple[Answer, ...]
 
     @staticmethod
-    def of(run: LoadRun, *, percentiles: Sequence[float] = (99,), slos: Mapping[str, float] | None = None) -> ServeResult:
+    def of(
+        run: LoadRun, *, percentiles: Sequence[float] = (99,), slos: Mapping[str, float] | None = None
+    ) -> ServeResult:
         """`slos`: seconds by metric, of which a good request exceeds none."""
         done = [answer for answer in run.answers if answer.error is None]
         errors = Counter(answer.error for answer in run.answers if answer.error is not None)
@@ -88,11 +90,16 @@ class ServeResult:
     def warnings(self) -> list[str]:
         """What a reader of the figures must know."""
         found: list[str] = []
-        lag_s = max(self.client_lag.percentiles[0][1], self.send_lag.percentiles[0][1])
-        if lag_s > max(_LEAST_LATE_S, _LATE_SHARE * self.latencies["itl"].median):
+        lag_s, send_lag_s = self.client_lag.percentiles[0][1], self.send_lag.percentiles[0][1]
+        allowed_s = max(_LEAST_LATE_S, _LATE_SHARE * self.latencies["itl"].median)
+        if lag_s > allowed_s:
             found.append(
                 f"the client itself was late: by {lag_s * 1e3:.1f} ms in 1 % of looks, "
                 f"{self.client_lag.largest * 1e3:.1f} ms at most; latencies may be wrong by as much"
+            )
+        if send_lag_s > allowed_s:
+            found.append(
+                f"requests left late: 1 % by {send_lag_s * 1e3:.1f} ms or more; arrivals were not quite those asked for"
             )
         if self.tokens_per_chunk > _SEVERAL:
             found.append(
@@ -118,7 +125,10 @@ class ServeResult:
             ("total throughput", f"{self._rate(self.num_input_tokens + self.num_output_tokens):.2f} tokens/s"),
             ("tokens a chunk", f"{self.tokens_per_chunk:.2f}"),
             ("client CPU", f"{self.client_cpu_s:.3f} s, {self.client_us_per_token:.1f} us a token"),
-            ("client lag p99, max", f"{self.client_lag.percentiles[0][1] * 1e3:.2f}, {self.client_lag.largest * 1e3:.2f} ms"),
+            (
+                "client lag p99, max",
+                f"{self.client_lag.percentiles[0][1] * 1e3:.2f}, {self.client_lag.largest * 1e3:.2f} ms",
+            ),
             ("send lag p99, max", f"{self.send_lag.percentiles[0][1] * 1e3:.2f}, {self.send_lag.largest * 1e3:.2f} ms"),
         ]
         for name in metrics:
@@ -170,7 +180,13 @@ def _offered_rate(run: LoadRun) -> float:
     return (len(run.answers) - 1) / span_s if span_s > 0 else 0.0
 
 
+def _lag_text(lag: Distribution) -> str:
+    return f"{lag.percentiles[0][1] * 1e3:.2f}, {lag.largest * 1e3:.2f} ms"
+
+
 def _latency_rows(name: str, ms: Distribution) -> list[Row]:
+    if not ms.count:
+        return [(f"{name.upper()}: {_LONG_NAMES[name]}", "no value")]
     return [
         (f"{name.upper()}: {_LONG_NAMES[name]}", ""),
         ("  mean, median", f"{ms.mean:.2f}, {ms.median:.2f} ms"),

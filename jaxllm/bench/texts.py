@@ -62,7 +62,7 @@ def _single_token_words(tokenizer: Tokenizer) -> list[str]:
     for token_id in range(tokenizer.vocab_size):
         token = tokenizer.token(token_id) or ""
         word = token[1:]
-        if token.startswith(_SPACES) and 2 <= len(word) <= _MAX_WORD and word.isascii():
-            if word.isalpha() and word.islower():
-                words[word] = None
+        is_word = 2 <= len(word) <= _MAX_WORD and word.isascii() and word.isalpha() and word.islower()
+        if is_word and token.startswith(_SPACES):
+            words[word] = None
     return list(words)

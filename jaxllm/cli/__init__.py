@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "OpenAI-compatible HTTP server",
     "run": "offline batch: prompts in, text or JSON lines out",
     "chat": "chat in the terminal, in process or against a server",
+    "bench": "latency, throughput, load on a server, start-up, host cost",
     "models": "architectures and formats that are supported",
     "collect-env": "what to say about this machine in a bug report",
 }

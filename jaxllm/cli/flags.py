@@ -160,7 +160,8 @@ def _base_type(flag: Flag) -> Any:
     if flag.kind == "ints":
         return tuple[int, ...] | None
     if flag.choices:
-        return Literal[flag.choices]
+        choice: Any = Literal[flag.choices]
+        return choice if flag.default is not None else choice | None
     return typing.Annotated[(Any, _constructor(flag))]
 
 

@@ -13,7 +13,7 @@ import jaxllm
 
 BRAIN = (
     *("errors", "types", "config", "metrics", "tokenizer", "memory"),
-    *("scheduler", "engine", "testing", "server", "cli"),
+    *("scheduler", "engine", "testing", "server", "bench", "cli"),
 )
 ROOT = Path(jaxllm.__file__).parent
 
