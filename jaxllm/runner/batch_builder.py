@@ -63,7 +63,8 @@ class BatchBuilder:
         sampled = np.flatnonzero(rows.samples).astype(np.int32)
         self._fill_samples(step, rows, sampled, slots)
         overflow = self._fill_diffs(step, plan.page_diffs[0] if plan.page_diffs else PageTableDiff())
-        sampled_ids = tuple([rows.request_ids[i] for i in sampled.tolist()])
+        all_sample = len(sampled) == rows.num_rows  # as in most steps
+        sampled_ids = rows.request_ids if all_sample else tuple([rows.request_ids[i] for i in sampled.tolist()])
         wants_logprobs = slots.wants_logprobs[rows.slots].any()  # few steps do, and only they look closer
         return HostBatch(
             bucket=bucket,
@@ -89,6 +90,9 @@ class BatchBuilder:
         set_step(step.sample_rows, positions, row_slots)
 
     def _fill_diffs(self, step: PackedStep[Int32Array], diff: PageTableDiff) -> tuple[Int32Array, ...]:
+        if not len(diff):
+            step.page_diffs[0] = self._spare_slot
+            return ()
         entries = np.stack([diff.slots, diff.indices, diff.pages])
         capacity = step.page_diffs.shape[1]
         overflow = entries[:, capacity:]
@@ -161,9 +165,12 @@ def _fill_tokens(step: PackedStep[Int32Array], rows: ScheduledRows, slots: Slots
     total = int(ends[-1]) if num_rows else 0
     step.query_starts[1 : num_rows + 1] = ends
     step.query_starts[num_rows + 1 :] = total
-    owners = np.repeat(np.arange(num_rows, dtype=np.int32), rows.num_tokens)
-    positions = np.arange(total, dtype=np.int32) + (rows.starts - step.query_starts[:num_rows])[owners]
-    token_slots = rows.slots[owners]
+    owners = np.arange(num_rows, dtype=np.int32)
+    positions, token_slots = rows.starts, rows.slots
+    if total > num_rows:
+        owners = np.repeat(owners, rows.num_tokens)
+        positions = np.arange(total, dtype=np.int32) + (positions - step.query_starts[:num_rows])[owners]
+        token_slots = token_slots[owners]
     is_known = positions < slots.num_known[token_slots]
     known_positions = np.where(is_known, positions, 0)
     step.token_ids[:total] = np.where(is_known, slots.token_ids[token_slots, known_positions], FROM_DEVICE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import jax
@@ -44,6 +44,17 @@ class PackedLayout:
     bucket: Bucket
     num_logit_rows: int
     max_page_diffs: int
+    _spans: tuple[tuple[int, int, tuple[int, ...]], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Where each part lies: asked for in every step."""
+        spans: list[tuple[int, int, tuple[int, ...]]] = []
+        start = 0
+        for shape in self.shapes().values():
+            stop = start + math.prod(shape)
+            spans.append((start, stop, shape))
+            start = stop
+        object.__setattr__(self, "_spans", tuple(spans))
 
     @staticmethod
     def of(bucket: Bucket, num_logit_rows: int, page_size: int) -> PackedLayout:
@@ -52,7 +63,7 @@ class PackedLayout:
         return PackedLayout(bucket, num_logit_rows, new_pages + SPARE_DIFFS)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each part, in the order in which they lie in the array."""
+        """Shape of each part, in the order in which they lie in the array and in `PackedStep`."""
         tokens, rows = self.bucket.num_tokens, self.bucket.num_requests
         return {
             "token_ids": (tokens,),
@@ -69,17 +80,14 @@ class PackedLayout:
 
     @property
     def size(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes().values())
+        return self._spans[-1][1]
 
     def split(self, packed: A) -> PackedStep[A]:
         """Parts of `packed` [size] int32, without a copy."""
-        parts: dict[str, A] = {}
-        start = 0
-        for name, shape in self.shapes().items():
-            stop = start + math.prod(shape)
-            parts[name] = packed[start:stop].reshape(shape)
-            start = stop
-        return PackedStep(**parts)
+        flat = [packed[start:stop] for start, stop, _ in self._spans]
+        return PackedStep(
+            *[a if len(span[2]) == 1 else a.reshape(span[2]) for a, span in zip(flat, self._spans, strict=True)]
+        )
 
     def allocate(self) -> Int32Array:
         """A fresh array a step: jax may read the memory of the last one until that step has run."""

@@ -216,19 +216,21 @@ class Scheduler:
         if not self._waiting or not self._slots or plan.budget == 0:
             return
         admitted: list[Request] = []
+        view = self._view(now_s)
         try:
-            for request in self._policy.order(self._view(now_s)):
+            for request in self._policy.order(view):
                 if request not in self._waiting or request.status is RequestStatus.RUNNING:
                     continue  # not one to choose, or chosen twice
                 if self._waits_for_prompt(request, plan):
                     continue
-                if not self._policy.admit(request, self._view(now_s)):
+                if not self._policy.admit(request, view):
                     continue
                 if not self._admit(request, plan):
                     break
                 admitted.append(request)
                 if not self._slots or plan.budget == 0:
                     break
+                view = self._view(now_s)
         finally:
             self._waiting.remove(admitted)  # not earlier: the policy may be reading the queue
 
