@@ -33,7 +33,7 @@ class Attention(nnx.Module):
 
         `kv` holds the pages of all layers of the run; `layer` (int32 scalar) is this one's index in it.
         """
-        q, k, v = self._heads(x, rope)
+        q, k, v = self._heads(x, batch, rope)
         attended, kv = pallas_kernels.ragged_paged_attention(
             q,
             k,
@@ -52,11 +52,13 @@ class Attention(nnx.Module):
             implementation=self.implementation,
             decode_only=batch.bucket.is_decode,
         )
-        return self.out(attended.astype(x.dtype).reshape(x.shape[0], -1)), kv
+        return self.out(attended.astype(x.dtype).reshape(x.shape[0], -1), batch.num_tokens), kv
 
-    def _heads(self, x: jax.Array, rope: RopeTable | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _heads(
+        self, x: jax.Array, batch: BatchMetadata, rope: RopeTable | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         spec = self.spec
-        heads = self.qkv(x).reshape(x.shape[0], -1, spec.head_dim)
+        heads = self.qkv(x, batch.num_tokens).reshape(x.shape[0], -1, spec.head_dim)
         q, k, v = jnp.split(heads, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=1)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)

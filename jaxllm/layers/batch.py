@@ -45,3 +45,8 @@ class BatchMetadata:
     seq_lens: jax.Array  # [R] tokens of the sequence after this step; 0 for padding rows
     distribution: jax.Array  # [3] = (num_decode, num_decode_and_prefill, num_requests)
     bucket: Bucket
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        """int32 scalar: the real ones, which come first."""
+        return self.query_starts[-1]

@@ -19,6 +19,6 @@ class Embed(nnx.Module):
         """token_ids [T] int32 -> [T, D]."""
         return self.weight[...].at[token_ids].get(mode="clip")
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """hidden [N, D] -> [N, V] float32."""
-        return matmul_transposed(hidden, self.weight[...])
+    def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """hidden [N, D] -> [N, V] float32; `num_rows`: the rows that count."""
+        return matmul_transposed(hidden, self.weight[...], num_rows)

@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+import pallas_kernels
+from pallas_kernels.stacked_matmul import choose
+from pallas_kernels.stacked_matmul.problem import Problem
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMatrices:
@@ -35,18 +39,50 @@ class LayerMatrix:
     layer: jax.Array
 
 
-Matrix = jax.Array | LayerMatrix
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerStack:
+    """The matrices [L, in, out] of a run, for a kernel that reads one where it lies. No pytree either: see above."""
+
+    stack: jax.Array
+
+    def at(self, layer: jax.Array) -> StackedMatrix:
+        """`layer`: int32 scalar."""
+        return StackedMatrix(self.stack, layer)
 
 
-def matmul(x: jax.Array, weight: Matrix) -> jax.Array:
-    """x [T, in] times weight [in, out] -> [T, out] float32, summed in float32 whatever the inputs."""
+@dataclass(frozen=True, slots=True, eq=False)
+class StackedMatrix:
+    """One of a stack, by an index that is known when the program runs."""
+
+    stack: jax.Array
+    layer: jax.Array
+
+
+Matrix = jax.Array | LayerMatrix | StackedMatrix
+
+
+def has_native_matmul(dtype: jnp.dtype) -> bool:
+    """Whether matrices of `dtype` are best multiplied where they lie in their stack: on CPUs with a C++ compiler."""
+    name = jnp.dtype(dtype).name
+    return choose(Problem(name, name)).chosen.name == "native"
+
+
+def matmul(x: jax.Array, weight: Matrix, num_rows: jax.Array | None = None) -> jax.Array:
+    """x [T, in] times weight [in, out] -> [T, out] float32, summed in float32 whatever the inputs.
+
+    `num_rows` (int32 scalar; None: all): the rows that count. What the others give means nothing.
+    """
+    if isinstance(weight, StackedMatrix):
+        return pallas_kernels.stacked_matmul(x, weight.stack, weight.layer, num_rows=num_rows)
     if isinstance(weight, LayerMatrix):
         return lax.switch(weight.layer, [partial(_dot, weight=m, weight_axis=0) for m in weight.matrices], x)
     return _dot(x, weight, weight_axis=0)
 
 
-def matmul_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [T, in] times weight [out, in], without a transposed copy of it -> [T, out] float32."""
+def matmul_transposed(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+    """x [T, in] times weight [out, in], without a transposed copy of it -> [T, out] float32; `num_rows` as above."""
+    if x.dtype == weight.dtype and has_native_matmul(weight.dtype):
+        return pallas_kernels.stacked_matmul(x, weight[None], 0, num_rows=num_rows, transposed=True)
     return _dot(x, weight, weight_axis=1)
 
 
@@ -64,7 +100,7 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((num_in, num_out), dtype))
         self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, in] -> [T, out] float32: the caller rounds to its own type, once."""
-        y = matmul(x, self.weight.get_value())
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """x [T, in] -> [T, out] float32: the caller rounds to its own type, once. `num_rows`: see `matmul`."""
+        y = matmul(x, self.weight.get_value(), num_rows)
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)

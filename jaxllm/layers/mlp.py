@@ -27,7 +27,7 @@ class GatedMLP(nnx.Module):
         self.down = Linear(spec.intermediate_size, hidden_size, dtype, bias=spec.bias)
         self.activation = spec.activation
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x [T, D] -> [T, D] float32."""
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype))
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """x [T, D] -> [T, D] float32; `num_rows`: the rows that count."""
+        gate, up = jnp.split(self.gate_up(x, num_rows), 2, axis=-1)
+        return self.down((ACTIVATIONS[self.activation](gate) * up).astype(x.dtype), num_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,16 @@ from flax import nnx
 import pallas_kernels
 from jaxllm.config.model import ModelConfig
 from jaxllm.layers.batch import BatchMetadata
-from jaxllm.layers.linear import LayerMatrices
+from jaxllm.layers.linear import LayerMatrices, LayerStack, has_native_matmul
 from jaxllm.memory.spec import FullKV, KVCacheSpec
 from jaxllm.models.decoder import Runs
 from jaxllm.models.registry import model_class
 from jaxllm.weights.spec import TensorSpec
 
 Leaves = tuple[jax.Array, ...]
+# How the matrices of a run reach its layers: slices of a scanned stack; one leaf a layer, where a slice would be
+# copied; or the whole stack and an index, for a kernel that takes them.
+Matrices = Literal["scanned", "apart", "whole"]
 
 
 class Model(Protocol):
@@ -49,7 +52,7 @@ class Model(Protocol):
 
     def __call__(self, batch: BatchMetadata, kv: Leaves) -> tuple[jax.Array, Leaves]: ...
 
-    def logits(self, hidden: jax.Array) -> jax.Array: ...
+    def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +69,7 @@ class SplitModel:
     params: dict[str, jax.ShapeDtypeStruct]
     tensors: tuple[TensorSpec, ...]  # what the checkpoint must hold
     head_names: tuple[str, ...]  # the leaves that `logits` needs, in its order
+    matrices: Matrices
     _paths: tuple[str, ...]  # of the module's parameters
     _apart: Mapping[str, int]  # of those, the ones that are a leaf a layer, and their number of layers
     _graphdef: Any
@@ -84,10 +88,13 @@ class SplitModel:
         """
         return self._model(leaves)(batch, kv)
 
-    def logits(self, head_leaves: Leaves, hidden: jax.Array) -> jax.Array:
-        """hidden [N, D] -> float32 [N, V]; `head_leaves` in the order of `head_names`."""
+    def logits(self, head_leaves: Leaves, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """hidden [N, D] -> float32 [N, V]; `head_leaves` in the order of `head_names`.
+
+        `num_rows` (int32 scalar; None: all): the rows that count, from the first on.
+        """
         given = dict(zip(self.head_names, head_leaves, strict=True))
-        return self._model([given.get(name, self.params[name]) for name in self.names]).logits(hidden)
+        return self._model([given.get(name, self.params[name]) for name in self.names]).logits(hidden, num_rows)
 
     def kv_specs(self, page_size: int, dtype: str) -> tuple[KVCacheSpec, ...]:
         """What each layer keeps per token."""
@@ -111,23 +118,26 @@ class SplitModel:
 
     def _model(self, leaves: Sequence[Any]) -> Any:
         rest = iter(leaves)
-        values = [
-            LayerMatrices(tuple(itertools.islice(rest, self._apart[path]))) if path in self._apart else next(rest)
-            for path in self._paths
-        ]
+        values = [self._value(path, rest) for path in self._paths]
         return nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, values))
+
+    def _value(self, path: str, rest: Iterator[Any]) -> Any:
+        if path in self._apart:
+            return LayerMatrices(tuple(itertools.islice(rest, self._apart[path])))
+        leaf = next(rest)
+        return LayerStack(leaf) if self.matrices == "whole" and _is_stack(path, self.params[path]) else leaf
 
 
 def split_model(
-    config: ModelConfig, dtype: str, attention: str | None = None, *, stack_matrices: bool | None = None
+    config: ModelConfig, dtype: str, attention: str | None = None, *, matrices: Matrices | None = None
 ) -> SplitModel:
     """Build the family of `config` abstractly and split it once.
 
     Args:
         dtype: of weights and activations: "float32", "bfloat16" or "float16".
         attention: kernel implementation; None is the platform's best.
-        stack_matrices: one leaf for a matrix of all layers of a run, or one a layer, named
-            "{path}.{layer}"; None: stacked, but not on CPUs, where a slice of a stack is copied.
+        matrices: see `Matrices`; None: what is fastest here. Where they are "apart" the leaves are
+            named "{path}.{layer}".
 
     Raises:
         UnsupportedModel: no family runs this architecture, or the family lacks something it asks for.
@@ -139,10 +149,10 @@ def split_model(
     graphdef, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     paths = tuple(".".join(map(str, path)) for path, _ in nnx.to_flat_state(state))
-    if stack_matrices is None:
-        stack_matrices = jax.default_backend() != "cpu"
+    if matrices is None:
+        matrices = _best_matrices(jnp.dtype(dtype))
     whole = dict(zip(paths, leaves, strict=True))
-    apart = {} if stack_matrices else {path: a.shape[0] for path, a in whole.items() if _is_stack(path, a)}
+    apart = {path: a.shape[0] for path, a in whole.items() if matrices == "apart" and _is_stack(path, a)}
     params = dict(_parameters(whole, apart))
     return SplitModel(
         config=config,
@@ -152,11 +162,18 @@ def split_model(
         params=params,
         tensors=tuple(_retarget(spec, apart) for spec in family.tensors(config, runs)),
         head_names=family.head_names(config),
+        matrices=matrices,
         _paths=paths,
         _apart=apart,
         _graphdef=graphdef,
         _treedef=treedef,
     )
+
+
+def _best_matrices(dtype: jnp.dtype) -> Matrices:
+    if jax.default_backend() != "cpu":
+        return "scanned"
+    return "whole" if has_native_matmul(dtype) else "apart"
 
 
 def _is_stack(path: str, parameter: jax.ShapeDtypeStruct) -> bool:

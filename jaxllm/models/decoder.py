@@ -14,7 +14,7 @@ from jaxllm.config.model import LayerSpec, ModelConfig, RopeSpec
 from jaxllm.layers.attention import Attention
 from jaxllm.layers.batch import BatchMetadata
 from jaxllm.layers.embed import Embed
-from jaxllm.layers.linear import LayerMatrices
+from jaxllm.layers.linear import LayerMatrices, LayerStack
 from jaxllm.layers.mlp import GatedMLP
 from jaxllm.layers.norm import RMSNorm
 from jaxllm.layers.rope import RopeTable, rope_table
@@ -60,7 +60,7 @@ class DecoderLayer(nnx.Module):
         """hidden [T, D], the run's pages and this layer's index in them -> the same, updated."""
         attended, kv = self.attention(self.attention_norm(hidden), kv, layer, step.batch, step.rope(self.spec))
         hidden = hidden + attended.astype(hidden.dtype)
-        hidden = hidden + self.mlp(self.mlp_norm(hidden)).astype(hidden.dtype)
+        hidden = hidden + self.mlp(self.mlp_norm(hidden), step.batch.num_tokens).astype(hidden.dtype)
         return hidden, kv
 
 
@@ -78,7 +78,7 @@ def run_layers(run: nnx.Module, num_layers: int, hidden: jax.Array, kv: jax.Arra
     """
     graphdef, state = nnx.split(run)
     leaves, treedef = jax.tree.flatten(state)
-    apart = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, LayerMatrices)}
+    apart = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, LayerMatrices | LayerStack)}
     stacked_leaves = [leaf for i, leaf in enumerate(leaves) if i not in apart]
 
     def layer_at(carry: Carry, at: tuple[list[jax.Array], jax.Array]) -> tuple[Carry, None]:
@@ -121,6 +121,6 @@ class Decoder(nnx.Module):
             pages.append(updated)
         return self.norm(hidden), tuple(pages)
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """hidden [N, D] -> [N, V] float32."""
-        return (self.embed if self.lm_head is None else self.lm_head).logits(hidden)
+    def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """hidden [N, D] -> [N, V] float32; `num_rows` (int32 scalar; None: all): the rows that count."""
+        return (self.embed if self.lm_head is None else self.lm_head).logits(hidden, num_rows)

@@ -66,7 +66,7 @@ class ExecutableStore:
         if self._folder is not None:
             _remove_unused(self._folder)
             self._compiler = _digest(*_compiler(device))
-            self._sources = _digest(repr(model).encode(), *_sources())
+            self._sources = _digest(repr(model).encode(), pallas_kernels.fingerprint().encode(), *_sources())
 
     def find(self, spec: ProgramSpec) -> Program | None:
         """The program of `spec` if it is kept and made from the sources of today: no tracing."""

@@ -92,7 +92,7 @@ def start_runner(
         head=HeadShape(model_config.hidden_size, model_config.vocab_size, dtype),
         cache=cache,
         scheduler=scheduler,
-        min_rows=1 if dtype == "float32" else 2,
+        min_rows=1 if dtype == "float32" or model.matrices == "whole" else 2,
         cache_key=(model_config, dtype),
         logprobs=logprobs,
         processors=processors,
@@ -127,7 +127,7 @@ def start_split_model(
 ) -> Runner:
     """`start_runner` for a model that is built already. `load` gives its weights, on another thread.
 
-    `min_rows`: fewest rows of a program; a matmul of one bfloat16 row is slow on CPUs.
+    `min_rows`: fewest rows of a program; XLA's matmul of one bfloat16 row is slow on CPUs.
     """
     options = options or StartOptions()
     device = options.device or jax.devices()[0]

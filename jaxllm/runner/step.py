@@ -120,7 +120,7 @@ def make_sample(model: SplitModel, setup: SamplingSetup, variant: SampleVariant)
         """(tokens [N], their log probabilities if wanted, last_tokens, history with the tokens)."""
         rows, tables = unpack(sample_rows), replace(tables, history=history)
         tokens, logprobs = sample_tokens(
-            model.logits(head, hidden),
+            model.logits(head, hidden, _num_real(rows.slots, spare_slot=last_tokens.shape[0] - 1)),
             rows,
             tables,
             greedy=variant.greedy,
@@ -131,6 +131,12 @@ def make_sample(model: SplitModel, setup: SamplingSetup, variant: SampleVariant)
         return tokens, logprobs, last_tokens, record(tables, rows, tokens).history
 
     return sample
+
+
+def _num_real(slots: jax.Array, spare_slot: int) -> jax.Array:
+    """int32 scalar: rows up to the last one that samples; the rest is padding."""
+    places = jnp.arange(1, slots.shape[0] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(slots == spare_slot, 0, places))
 
 
 def set_pages(page_table: jax.Array, diffs: jax.Array) -> jax.Array:

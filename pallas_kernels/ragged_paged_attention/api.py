@@ -31,6 +31,7 @@ from pallas_kernels.ragged_paged_attention.problem import Operands, Problem, log
 OP = "ragged_paged_attention"
 _HOME = "pallas_kernels.ragged_paged_attention"
 IMPLEMENTATIONS = (
+    Implementation("native", f"{_HOME}.native", platforms=("cpu",)),
     Implementation("xla", f"{_HOME}.xla"),
     Implementation("reference", f"{_HOME}.reference"),
 )

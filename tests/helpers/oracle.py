@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from jaxllm.config.checkpoint import load_model_config
 from jaxllm.layers.batch import BatchMetadata, Bucket
-from jaxllm.models.base import SplitModel, split_model
+from jaxllm.models.base import Matrices, SplitModel, split_model
 from jaxllm.weights.load import load_weights
 
 FloatArray = npt.NDArray[np.float32]
@@ -83,10 +83,10 @@ class LoadedModel:
 
 
 def load_model(
-    folder: Path, *, dtype: str = "float32", attention: str | None = None, stack_matrices: bool | None = None
+    folder: Path, *, dtype: str = "float32", attention: str | None = None, matrices: Matrices | None = None
 ) -> LoadedModel:
     """A folder as the runner would load it."""
-    split = split_model(load_model_config(folder), dtype, attention, stack_matrices=stack_matrices)
+    split = split_model(load_model_config(folder), dtype, attention, matrices=matrices)
     weights = load_weights(folder, split.tensors, split.params)
     return LoadedModel(split, weights, jax.jit(split.forward, donate_argnums=1), jax.jit(split.logits))
 

@@ -91,7 +91,7 @@ def test_logits_equal_transformers(oracle: Oracle, lengths: list[int]) -> None:
 
 
 def test_logits_are_the_same_when_matrices_are_stacked(biased: Checkpoint) -> None:
-    logits = run_pieces(load_model(biased.folder, stack_matrices=True), biased.token_ids.tolist(), [NUM_TOKENS])
+    logits = run_pieces(load_model(biased.folder, matrices="scanned"), biased.token_ids.tolist(), [NUM_TOKENS])
     np.testing.assert_allclose(logits, biased.logits, atol=TOLERANCE, rtol=0)
 
 

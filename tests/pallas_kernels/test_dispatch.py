@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_named_with_what_came_and_what_is_accepted(changes, 
 def test_unsupported_gives_one_reason_for_each_implementation_tried():
     with pytest.raises(Unsupported) as error:
         call(kv_pages=jax.ShapeDtypeStruct((1, 9, 16, 4, 8), jnp.float32))
-    assert set(error.value.reasons) == {"xla", "reference"}
+    assert set(error.value.reasons) == {"native", "xla", "reference"}
     assert all("(1, 9, 16, 4, 8)" in reason for reason in error.value.reasons.values())
     with pytest.raises(Unsupported, match="int4"):
         kv_cache_shape(1, 2, 16, 2, 8, "int4")
@@ -90,10 +90,12 @@ def test_an_unknown_name_is_told_the_names_there_are():
 
 def test_explicit_choice_wins_and_the_report_says_why_not_the_others():
     report = choose(PROBLEM, implementation="reference")
-    assert (report.chosen.name, report.why_not) == ("reference", {"xla": "reference was asked for"})
-    report = choose(PROBLEM)
+    asked = "reference was asked for"
+    assert (report.chosen.name, report.why_not) == ("reference", {"native": asked, "xla": asked})
+    report = choose(PROBLEM, platform="gpu")
     assert report.chosen.name == "xla"
     assert "xla" in report.why_not["reference"]
+    assert report.why_not["native"] == "runs on cpu, not on gpu"
 
 
 def test_the_next_implementation_serves_where_the_first_does_not():

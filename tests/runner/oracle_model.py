@@ -101,7 +101,7 @@ class OracleModel:
         parts = jnp.stack([(state >> (8 * i)) & 0xFF for i in range(NUM_BYTES)], axis=1)
         return parts.astype(self.dtype) * leaves[0], (pages,)
 
-    def logits(self, head: tuple[jax.Array, ...], hidden: jax.Array) -> jax.Array:
+    def logits(self, head: tuple[jax.Array, ...], hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
         parts = hidden.astype(np.int32)
         state = parts[:, 0] | parts[:, 1] << 8 | parts[:, 2] << 16 | parts[:, 3] << 24
         mixed = _mix(state[:, None] + head[0][None, :] * _VOCAB)
