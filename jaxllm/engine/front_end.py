@@ -17,6 +17,8 @@ from jaxllm.errors import EngineDead, RequestError
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, NoObserver, Observer
 from jaxllm.types.profile import PhaseClock, StepProfile
 
+_FRESH_S = 0.01  # a verdict of the watchdog so young is not asked for again: a request asks several times
+
 _log = logging.getLogger("jaxllm.engine")
 
 
@@ -109,8 +111,9 @@ class FrontEnd:
         """Deliver everything the cores have sent."""
         try:
             for number, core in enumerate(self._cores.all):
-                for message in core.transport.to_front.take():
-                    self._take_in(number, message)
+                if inbox := core.transport.to_front:
+                    for message in inbox.take():
+                        self._take_in(number, message)
         except Exception as error:  # messages may be lost now: better every request ends than one hangs
             _log.error("the front end failed", exc_info=error)
             self._die(f"the front end failed: {type(error).__name__}: {error}")
@@ -137,7 +140,8 @@ class FrontEnd:
 
     def check_alive(self) -> None:
         """Raises: EngineDead: the engine has stopped or was closed."""
-        self.watch()
+        if self.clock.now_s() >= self._watched_s + _FRESH_S:
+            self.watch()
         if self._dead is not None:
             raise EngineDead(self._dead)
         if self._closed:

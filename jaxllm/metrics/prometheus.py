@@ -12,11 +12,12 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from jaxllm.metrics.histogram import PlainHistogram
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, StatsReader
 from jaxllm.types.profile import PHASES
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Histogram
+    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
 DEFAULT_PREFIX = "jaxllm:"
@@ -92,7 +93,7 @@ class PrometheusMetrics:
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         self.registry = CollectorRegistry(auto_describe=False)
-        self._histograms: dict[str, Histogram] = {}
+        self._histograms: dict[str, PlainHistogram] = {}
         self._model_name = model_name
         self._prefix = prefix
         self.registry.register(_StatsCollector(read_stats, prefix, model_name))
@@ -126,12 +127,10 @@ class PrometheusMetrics:
             self._histograms[name].observe(value)
 
     def _add_histogram(self, name: str, text: str, buckets: Iterable[float]) -> None:
-        from prometheus_client import Histogram
-
-        family = Histogram(
-            self._prefix + name, text, labelnames=_LABELS, buckets=tuple(buckets), registry=self.registry
-        )
-        self._histograms[name] = family.labels(self._model_name, _ENGINE)
+        labels = tuple(zip(_LABELS, (self._model_name, _ENGINE), strict=True))
+        histogram = PlainHistogram(self._prefix + name, text, buckets=buckets, labels=labels)
+        self.registry.register(histogram)
+        self._histograms[name] = histogram
 
 
 def prefers_openmetrics(accept: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -18,12 +18,14 @@ class RequestIds:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        # Unlike uuid4 it asks the system once, not for each id: a name is no secret.
+        self._random = random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = accepted_id(Headers(scope=scope).get("x-request-id")) or uuid.uuid4().hex
+        request_id = accepted_id(Headers(scope=scope).get("x-request-id")) or f"{self._random.getrandbits(128):032x}"
         scope[_SCOPE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import ssl
@@ -56,9 +57,20 @@ def serve(load: Callable[[], Served], config: ServerConfig) -> int:
     with contextlib.closing(listener):
         with leaving_at_signals(listener.remove):
             served = load()
+        _forget_garbage()
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             exit_code = runner.run(_serve(served, config, listener, tls))
     return exit_code
+
+
+def _forget_garbage() -> None:
+    """Take what loading made out of the garbage collector's sight.
+
+    Weights, vocabularies and libraries stay until the end; a full collection looks at all of them,
+    and each few hundred requests cause one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import cast
 
 from jaxllm.tokenizer.base import ByteFallbackTokenizer, ByteTokenizer, Tokenizer
 
@@ -27,8 +28,10 @@ class IncrementalDetokenizer:
         spaces_between_special_tokens: bool = True,
     ) -> None:
         self._stream: _ByteStream | _WindowStream
-        if isinstance(tokenizer, ByteTokenizer) and tokenizer.is_byte_level:
-            self._stream = _ByteStream(tokenizer, tokenizer.special_ids if skip_special_tokens else frozenset())
+        # Asked for every request, so by its mark alone: isinstance looks at every member of the protocol.
+        if getattr(tokenizer, "is_byte_level", False):
+            hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+            self._stream = _ByteStream(cast("ByteTokenizer", tokenizer), hidden_ids)
         else:
             self._stream = _WindowStream(tokenizer, skip_special_tokens, spaces_between_special_tokens)
 

@@ -215,8 +215,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="whose tokeniser and chat template; default: the default model")
     parser.add_argument("--streams", type=int, default=64, help="at once")
-    parser.add_argument("--clients", type=int, default=16, help="requests at once, where they are not streamed")
-    parser.add_argument("--step-s", type=float, default=0.04, help="seconds that the scripted device takes a step")
+    parser.add_argument("--clients", type=int, default=64, help="requests at once, where they are not streamed")
+    parser.add_argument("--step-s", type=float, default=0.04, help="seconds that the device takes a step of streams")
+    parser.add_argument("--request-step-s", type=float, default=0.005, help="and of requests that are not streamed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=("stream", "request"), help="measure one of the two")
     parser.add_argument("--profile", action="store_true", help="sample the event loop's thread as well")
@@ -225,7 +226,7 @@ def main() -> int:
     costs: list[Cost] = []
     loads = {
         "stream": (stream_load(args.streams), args.streams, args.step_s),
-        "request": (request_load(), args.clients, 0.0),
+        "request": (request_load(), args.clients, args.request_step_s),
     }
     for load, count, step_s in [loads[name] for name in loads if args.only in (None, name)]:
         with tempfile.TemporaryDirectory() as folder:
