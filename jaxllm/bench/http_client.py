@@ -137,6 +137,7 @@ class _Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._is_whole = False
         self._is_lost = False
+        self._keeps_open = False
         self._ends_with_connection = True  # the body, where no header says how long it is
 
     async def exchange(self, message: bytes, reply: Reply) -> None:
@@ -156,7 +157,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        return self._is_whole and not self._is_lost and bool(self._parser.should_keep_alive())
+        return self._is_whole and self._keeps_open and not self._is_lost
 
     @property
     def was_closed_early(self) -> bool:
@@ -203,13 +204,16 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_whole = True
+        self._keeps_open = bool(self._parser.should_keep_alive())  # it forgets, later
         self._end(None)
 
     def _end(self, error: str | None) -> None:
+        """The first end counts: what follows on a connection that is being closed says nothing."""
+        if self._done is None or self._done.done():
+            return
         if self._reply is not None and error is not None:
             self._reply.error = error
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+        self._done.set_result(None)
 
 
 def _tls(verify: bool) -> ssl.SSLContext:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import math
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
@@ -96,9 +97,8 @@ class _Load:
             tasks: list[asyncio.Task[ReadLater]] = []
             for each in planned:
                 due_s = start_s + each.at_s
-                wait_s = due_s - time.perf_counter()
-                if wait_s > 0:
-                    await asyncio.sleep(wait_s)
+                while (wait_s := due_s - time.perf_counter()) > 0:
+                    await asyncio.sleep(math.ceil(wait_s * 1e3) / 1e3)  # uvloop rounds to milliseconds, also down
                 self.send_lags_s.append(max(0.0, time.perf_counter() - due_s))
                 tasks.append(group.create_task(self._one(each, due_s)))
         return [task.result() for task in tasks]
