@@ -69,6 +69,7 @@ class ServerConfig:
     engine_dead_grace_s: float = setting(10.0, "seconds a server whose engine died answers 503 before it exits")
     max_body_bytes: int = setting(32 * 2**20, "largest request body", human=True)
     metrics_prefix: str = setting("jaxllm", "first part of every metric's name; vllm for existing dashboards")
+    profiler_dir: str | None = setting(None, "folder of traces that POST /start_profile takes; none: no such route")
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = setting(
         "info", "log level of the HTTP server"
     )
@@ -347,6 +348,8 @@ def _check_paths(config: ServerConfig) -> None:
         raise ConfigError(f"uds={config.uds!r} is no path; accepted: the path of a socket to make")
     if config.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", config.root_path):
         raise ConfigError(f"root_path={config.root_path!r}; accepted: a path such as /llm, without a last /")
+    if config.profiler_dir is not None and (not config.profiler_dir or "\0" in config.profiler_dir):
+        raise ConfigError(f"profiler_dir={config.profiler_dir!r} is no path; accepted: the path of a folder")
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*:?", config.metrics_prefix):
         raise ConfigError(f"metrics_prefix={config.metrics_prefix!r}; accepted: letters, digits and _, such as vllm")
 

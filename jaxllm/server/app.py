@@ -15,11 +15,14 @@ from jaxllm.server.browsers import with_cors
 from jaxllm.server.direct import DirectSend
 from jaxllm.server.errors import HTTPError, on_error, on_http_exception
 from jaxllm.server.openai import chat, completions, models
+from jaxllm.server.profiling import profiling_routes
 from jaxllm.server.request_ids import RequestIds
 from jaxllm.server.root_path import RootPath
 from jaxllm.server.state import ServerState
 
-ROUTES = (
+ROUTES = (  # looked through in this order for each request
+    Route("/v1/chat/completions", chat.create, methods=["POST"]),
+    Route("/v1/completions", completions.create, methods=["POST"]),
     Route("/", health.root, methods=["GET"]),
     Route("/health", health.health, methods=["GET"]),
     Route("/ping", health.health, methods=["GET", "POST"]),
@@ -27,8 +30,6 @@ ROUTES = (
     Route("/metrics", health.metrics, methods=["GET"]),
     Route("/v1/models", models.list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", models.get_model, methods=["GET"]),
-    Route("/v1/completions", completions.create, methods=["POST"]),
-    Route("/v1/chat/completions", chat.create, methods=["POST"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
 )
@@ -41,8 +42,9 @@ def create_app(state: ServerState) -> ASGIApp:
     nobody foresaw. From the outside in: the root path, request ids, CORS (browsers ask without a key
     whether they may ask), keys.
     """
+    config = state.config
     app = Starlette(
-        routes=list(ROUTES),
+        routes=[*ROUTES, *profiling_routes(config)],
         exception_handlers={
             HTTPException: on_http_exception,
             HTTPError: on_error,
@@ -53,6 +55,5 @@ def create_app(state: ServerState) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a redirect would answer where the route table does not
     app.state.server = state
-    config = state.config
     guarded = KeyGuard(app, api_keys=config.api_keys, open_paths=open_paths(config))
     return DirectSend(RootPath(RequestIds(with_cors(guarded, config)), config.root_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from starlette.requests import Request
@@ -66,6 +67,14 @@ class ServingEngine(Protocol):
 
     def check_health(self) -> None:
         """Raise EngineDead once the device loop stopped, froze or died."""
+        ...
+
+    def start_profile(self, folder: str) -> None:
+        """Begin a trace of the device. Any thread may call it. Raises: RequestError: it cannot be taken."""
+        ...
+
+    def stop_profile(self) -> Path:
+        """End the trace; returns its folder. Any thread may call it. Raises: RequestError: none is being taken."""
         ...
 
     async def close(self) -> None: ...
