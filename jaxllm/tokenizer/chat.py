@@ -42,6 +42,7 @@ class ChatTemplate:
             self._template: Template = self._environment.from_string(source)
         except Exception as error:
             raise ConfigError(f"chat template: {error}; accepted: a jinja2 template") from error
+        self._globals = dict(self._template.globals)  # a chain of maps, which jinja walks for each render
 
     def render(
         self,
@@ -102,7 +103,8 @@ class ChatTemplate:
 
         self._environment.start(self._limit_s)
         try:
-            return "".join(self._environment.bounded_text(self._template.generate(variables)))
+            context = self._template.new_context({**self._globals, **variables}, shared=True)
+            return "".join(self._environment.bounded_text(self._template.root_render_func(context)))
         except TemplateError as error:
             raise RequestError(f"chat template: {error.message or error}", param="messages") from error
         except Exception as error:  # the template is a program: it can fail in any way

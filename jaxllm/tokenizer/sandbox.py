@@ -34,6 +34,7 @@ MAX_TEXT = 16 * 2**20  # characters of a prompt, or of any string made on the wa
 MAX_ITEMS = 200_000  # of a list, of a range, of the parts of one value written as text
 _MAX_COUNT = 100_000  # a width, an indent, a number of repeats
 _MAX_BITS = 4096  # of an integer
+_SHORT = 4096  # characters
 _MAX_CODE = 400_000  # characters of Python made of a template: Python compiles it while no other thread runs
 
 _WIDE_FIELD = re.compile(r"[%:][^a-zA-Z%\s{}]*\d{6,}")  # a field width in a format string
@@ -88,6 +89,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _sized(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str and len(left) + len(right) <= _SHORT:
+            return left + right  # most of what templates do, and too little to look at the clock for
         self.check()
         if operator == "+":
             left, right = _addends(left, right)
