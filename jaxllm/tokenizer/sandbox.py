@@ -209,6 +209,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _printable(self, value: Any) -> Any:
         """What is shown for a value: nothing for null, so that no prompt says "None"."""
+        if type(value) is str:
+            return value
         if value is None:
             return ""
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):

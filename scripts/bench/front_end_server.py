@@ -33,17 +33,20 @@ _SWITCH_S = 0.0001  # how soon the sampler gets the interpreter
 
 # The first of these that a stack holds, searched from its top, is the sample's phase.
 _PHASES = {
-    "tokenise": ("inputs.py:tokenize",),
-    "template": ("templates.py:render",),
-    "parse": ("body.py:read_request", "schema.py:decode_request"),
-    "validate": ("params.py:chat_params", "inputs.py:request", "messages.py:checked_messages"),
-    "detokenise": ("open_request.py:push", "text.py:push", "text.py:push_all", "outputs.py:_detokenise"),
-    "metrics": ("prometheus.py:inter_token", "prometheus.py:finished", "prometheus.py:inter_tokens"),
-    "send": ("httptools_impl.py:send", "sse.py:_send"),
-    "build chunk": ("call.py:_events", "chat.py:progress", "sse.py:event", "chunks.py:progress"),
-    "outputs": ("open_request.py:output", "outputs.py:process", "async_engine.py:deliver", "front_end.py:pump"),
-    "wake-ups": ("async_engine.py:next", "async_engine.py:stream", "sse.py:__call__"),
-    "idle": ("runners.py:run",),
+    "tokenise": ("inputs.py:InputProcessor.tokenize",),
+    "template": ("templates.py:Templates.render", "messages.py:render_chat"),
+    "parse": ("body.py:read_request",),
+    "validate": ("params.py:chat_params", "inputs.py:InputProcessor.request", "messages.py:checked_messages"),
+    "admit": ("front_end.py:FrontEnd.add",),
+    "detokenise": ("open_request.py:OpenSequence.push",),
+    "metrics": ("prometheus.py:PrometheusMetrics.inter_token", "prometheus.py:PrometheusMetrics.finished"),
+    "send": ("httptools_impl.py:RequestResponseCycle.send",),
+    "build chunk": ("sse.py:TextEvent.__call__", "call.py:_news", "call.py:_made", "body.py:json_response"),
+    "guard": ("guard.py:Guard.__aenter__", "guard.py:Guard.__aexit__", "guard.py:Guard._watch_client"),
+    "outputs": ("open_request.py:OpenRequest.show", "front_end.py:FrontEnd.pump"),
+    "wake-ups": ("async_engine.py:_Stream.next_or_text", "async_engine.py:AsyncEngine.stream"),
+    "layers": ("httptools_impl.py:RequestResponseCycle.run_asgi",),
+    "idle": ("runners.py:Runner.run",),
 }
 
 
@@ -127,7 +130,7 @@ def _names(frame: FrameType | None) -> list[str]:
     names: list[str] = []
     while frame is not None:
         code = frame.f_code
-        names.append(f"{os.path.basename(code.co_filename)}:{code.co_name}")
+        names.append(f"{os.path.basename(code.co_filename)}:{code.co_qualname}")
         frame = frame.f_back
     return names
 
