@@ -16,7 +16,7 @@ from jaxllm.bench.answers import Answer, read_answer
 from jaxllm.bench.dataset_files import BenchRequest
 from jaxllm.bench.http_client import HttpClient
 
-_TICK_S = 0.01
+_TICK_S = 0.02
 _MOST_HELD_BYTES = 2**28  # of answers that wait to be read
 OnEnd = Callable[[], None]
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class LoadRun:
     start_s: float
     duration_s: float  # until the last answer ended
     client_cpu_s: float  # of the whole process
-    lags_s: tuple[float, ...]  # how late the client was, each 10 ms
+    lags_s: tuple[float, ...]  # how late the client was, each 20 ms
     send_lags_s: tuple[float, ...]  # how much later than due each request was ready to go
     num_most_running: int  # requests in flight at once
 

@@ -151,7 +151,7 @@ def test_a_stalled_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     real = asyncio.sleep
 
     async def late(seconds: float) -> None:
-        await real(seconds + (0.05 if seconds == 0.01 else 0))
+        await real(seconds + (0.05 if seconds == 0.02 else 0))
 
     monkeypatch.setattr("jaxllm.bench.load.asyncio.sleep", late)
     with odd_server(chunked(token("a"), 0.2, token("b", "stop"), usage(1, 2), DONE)) as server:
