@@ -69,7 +69,7 @@ def native() -> Native:
         return Native({}, "", f"no C++ compiler found; looked for {os.environ.get('CXX') or ', '.join(_COMPILERS)}")
     digest = _digest(compiler)
     try:
-        library = ctypes.CDLL(str(_built(compiler, digest)))
+        library = _library(compiler, digest)
     except (OSError, subprocess.SubprocessError) as error:
         return Native({}, "", f"{compiler} does not build it: {_reason(error)}")
     return Native(_register(library, digest), digest)
@@ -107,16 +107,18 @@ def _instruction_set() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _built(compiler: str, digest: str) -> Path:
+def _library(compiler: str, digest: str) -> ctypes.CDLL:
     folder = Path(os.environ.get("PALLAS_KERNELS_CACHE_DIR") or "~/.cache/pallas_kernels").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a read-only home: for this process alone
-        folder = Path(tempfile.mkdtemp(prefix="pallas_kernels-"))
     path = folder / f"native-{digest[:24]}.so"
-    if not path.exists():
-        _build(compiler, path)
-    return path
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _build(compiler, path)
+        return ctypes.CDLL(str(path))
+    except OSError:  # a folder that is read-only, full, or may not hold programs: for this process alone
+        with tempfile.TemporaryDirectory(prefix="pallas_kernels-") as own:
+            _build(compiler, Path(own) / path.name)
+            return ctypes.CDLL(str(Path(own) / path.name))  # stays loaded when its file is gone
 
 
 def _build(compiler: str, path: Path) -> None:

@@ -92,7 +92,7 @@ float highest_of(const float* x, int64_t n) {
   return top;
 }
 
-// ---- decode: one query a row -----------------------------------------------------------------------------------------
+// ---- decode: one query a row ----------------------------------------------------------------------------------------
 
 struct Part {
   int64_t row, begin, end;  // tokens [begin, end) of the row's sequence
@@ -110,7 +110,7 @@ void dot_keys(const float* q, const C* keys, int64_t count, int64_t head_dim, fl
     }
     for (int g = 0; g < G; ++g) {
       float logit = sum(sums[g]);
-      for (int64_t h = whole; h < head_dim; ++h) logit = std::fma(q[g * head_dim + h], as_float(keys[h]), logit);
+      for (int64_t h = whole; h < head_dim; ++h) logit = multiply_add(q[g * head_dim + h], as_float(keys[h]), logit);
       logits[g * kPart + i] = logit;
     }
   }
@@ -132,9 +132,11 @@ void add_values(int64_t g, const float* weights, const C* values, int64_t count,
   for (int64_t h = 0; h < whole; h += kPanel)
     multiply(weights, kPart, values + h, head_dim, sums + h, head_dim, g, count, true);
   for (int64_t h = whole; h < head_dim; ++h)
-    for (int64_t i = 0; i < g; ++i)
+    for (int64_t i = 0; i < g; ++i) {
+      float& sum = sums[i * head_dim + h];
       for (int64_t x = 0; x < count; ++x)
-        sums[i * head_dim + h] = std::fma(weights[i * kPart + x], as_float(values[x * head_dim + h]), sums[i * head_dim + h]);
+        sum = multiply_add(weights[i * kPart + x], as_float(values[x * head_dim + h]), sum);
+    }
 }
 
 // The next page lies anywhere: ask for it while this one is worked on.
@@ -147,7 +149,8 @@ void look_ahead(const C* page, int64_t size) {
 
 // Partial result of each query head: top, total, then H sums. All heads in one go: a page is one piece of memory.
 template <typename Q, typename C>
-void attend_part(const Shape& s, const Step& step, const Cache<C>& cache, const Q* q, const Part& part, float* results) {
+void attend_part(const Shape& s, const Step& step, const Cache<C>& cache, const Q* q, const Part& part,
+                 float* results) {
   int64_t group = s.group(), head_dim = s.head_dim, size = s.page_size, count = part.end - part.begin;
   float* queries = scratch<2>(s.heads * head_dim);
   float* logits = scratch<3>(s.heads * kPart);
@@ -220,7 +223,7 @@ void decode(ffi::ThreadPool pool, const Shape& s, const Step& step, const Cache<
                  s.head_dim, s.sinks ? s.sinks + head : nullptr, out + (row * s.heads + head) * s.head_dim);
 }
 
-// ---- prefill: several queries a row -----------------------------------------------------------------------------------
+// ---- prefill: several queries a row ---------------------------------------------------------------------------------
 
 struct Tile {
   int64_t row, head, token, count, position;  // queries [token, token + count) of the batch, from `position` on
@@ -245,8 +248,8 @@ void load_block(const Shape& s, const int32_t* table, const Cache<C>& cache, int
 }
 
 // Fold one block into the state of one (query, head): masks, exponentials, and the factor for its earlier sums.
-void fold_row(const Shape& s, float* logits, int64_t at, int64_t position, int64_t end, float* top, float* total, float* sums,
-              int64_t padded) {
+void fold_row(const Shape& s, float* logits, int64_t at, int64_t position, int64_t end, float* top, float* total,
+              float* sums, int64_t padded) {
   int64_t first = s.window ? std::max<int64_t>(position - s.window + 1 - at, 0) : 0;
   int64_t last = std::min({position, end - 1, at + kBlock - 1}) - at;
   if (s.soft_cap != 0.0f)
@@ -290,7 +293,8 @@ void attend_tile(const Shape& s, const Step& step, const Cache<C>& cache, const 
       multiply(queries + skipped * head_dim, head_dim, keys + i, kBlock, logits + skipped * kBlock + i, kBlock, seen,
                head_dim, false);
     for (int64_t r = skipped; r < rows; ++r) {
-      fold_row(s, logits + r * kBlock, at, tile.position + r / group, end, tops + r, totals + r, sums + r * padded, padded);
+      int64_t position = tile.position + r / group;
+      fold_row(s, logits + r * kBlock, at, position, end, tops + r, totals + r, sums + r * padded, padded);
     }
     for (int64_t h = 0; h < padded; h += kPanel)
       multiply(logits + skipped * kBlock, kBlock, values + h, padded, sums + skipped * padded + h, padded, seen, kBlock,
@@ -321,8 +325,8 @@ void prefill(ffi::ThreadPool pool, const Shape& s, const Step& step, const Cache
 }
 
 template <typename Q, typename C>
-void run(ffi::ThreadPool pool, const Shape& s, const Step& step, bool writes, const void* q, const void* k, const void* v,
-         void* layer, void* out) {
+void run(ffi::ThreadPool pool, const Shape& s, const Step& step, bool writes, const void* q, const void* k,
+         const void* v, void* layer, void* out) {
   Cache<C> cache{static_cast<C*>(layer), &s};
   int64_t num_tokens = std::clamp<int64_t>(step.starts[s.rows], 0, s.tokens);
   if (writes) write(s, step, cache, static_cast<const Q*>(k), static_cast<const Q*>(v), num_tokens);

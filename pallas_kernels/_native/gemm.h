@@ -9,8 +9,8 @@ constexpr int kPanel = 2 * kLanes;  // columns of a panel
 constexpr int kRows = 6;            // rows of A at once: 12 sums, 2 vectors of B and one of A are in registers
 
 // C [M, kPanel] (+)= A [M, K] B [K, kPanel]. Each element is one chain of fused multiply-adds over k, ascending, from
-// zero or from what is there: its bits do not depend on M or on its place. `kFar`: rows of B lie on memory pages of their
-// own, where the hardware does not look ahead.
+// zero or from what is there: its bits do not depend on M or on its place. `kFar`: rows of B lie on memory pages of
+// their own, where the hardware does not look ahead.
 template <int M, bool kFar, typename B>
 inline void multiply_rows(const float* a, int64_t lda, const B* b, int64_t ldb, float* c, int64_t ldc, int64_t k,
                           bool accumulate) {

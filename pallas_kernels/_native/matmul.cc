@@ -31,7 +31,8 @@ void few_rows(const float* x, int64_t k, const W* w, int64_t stride, int64_t wid
       for (int64_t left = at; left < k; ++left)
         for (int i = 0; i < M; ++i) {
           float value = x[i * k + left];
-          for (int64_t j = 0; j < width; ++j) y[i * ldy + j] = std::fma(value, as_float(w[left * stride + j]), y[i * ldy + j]);
+          for (int64_t j = 0; j < width; ++j)
+            y[i * ldy + j] = multiply_add(value, as_float(w[left * stride + j]), y[i * ldy + j]);
         }
       return;
     }
@@ -50,7 +51,7 @@ void few_rows(const float* x, int64_t k, const W* w, int64_t stride, int64_t wid
     for (int u = 0; u < U; ++u)
       for (int64_t j = whole; j < width; ++j)
         for (int i = 0; i < M; ++i)
-          y[i * ldy + j] = std::fma(x[i * k + at + u], as_float(w[(at + u) * stride + j]), y[i * ldy + j]);
+          y[i * ldy + j] = multiply_add(x[i * k + at + u], as_float(w[(at + u) * stride + j]), y[i * ldy + j]);
   }
 }
 

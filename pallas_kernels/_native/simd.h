@@ -88,8 +88,10 @@ inline void transpose_eight(const W* from, int64_t pitch, float* to, int64_t str
       t[i + 2 * j + 1] = __builtin_shufflevector(s[i + j], s[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   for (int j = 0; j < 4; ++j) {
-    *reinterpret_cast<Eight*>(to + j * stride) = __builtin_shufflevector(t[j], t[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    *reinterpret_cast<Eight*>(to + (j + 4) * stride) = __builtin_shufflevector(t[j], t[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    Eight upper = __builtin_shufflevector(t[j], t[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    Eight lower = __builtin_shufflevector(t[j], t[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    *reinterpret_cast<Eight*>(to + j * stride) = upper;
+    *reinterpret_cast<Eight*>(to + (j + 4) * stride) = lower;
   }
 }
 
@@ -101,6 +103,9 @@ inline float as_float(uint16_t x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
+
+// What vectors do a lane at a time: fused where the machine can, in two roundings elsewhere. std::fma is always fused.
+inline float multiply_add(float a, float b, float sum) { return a * b + sum; }
 
 inline void put(float* p, float x) { *p = x; }
 

@@ -30,22 +30,23 @@ def why_not(problem: Problem) -> str | None:
 
 def run(operands: Operands, problem: Problem) -> tuple[jax.Array, jax.Array]:
     kv, q = operands.kv_pages, operands.q
-    writes = operands.k is not None and operands.v is not None
+    new = tuple(x for x in (operands.k, operands.v) if x is not None)
+    # One type of all three. A wider key must not lose digits on its way to the pages.
+    held = q.dtype if all(x.dtype == q.dtype for x in new) else jnp.dtype("float32")
     sinks = jnp.zeros(1, jnp.float32) if operands.sinks is None else operands.sinks
     call = jax.ffi.ffi_call(
         native.native().targets["attention"],
-        (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(kv.shape, kv.dtype)),
+        (jax.ShapeDtypeStruct(q.shape, held), jax.ShapeDtypeStruct(kv.shape, kv.dtype)),
         input_output_aliases={_KV_ARGUMENT: 1},
     )
     out, kv = call(
-        *(q, operands.k.astype(q.dtype) if operands.k is not None and writes else q),
-        operands.v.astype(q.dtype) if operands.v is not None and writes else q,
+        *(x.astype(held) for x in (q, *(new or (q, q)))),  # where nothing is written, k and v are not looked at
         *(kv, operands.layer, operands.kv_lens, operands.page_tables, operands.query_starts),
         *(operands.distribution, operands.positions, operands.token_rows, sinks),
         scale=np.float32(problem.scale),
         window=np.int64(problem.window or 0),
         soft_cap=np.float32(problem.soft_cap or 0.0),
         has_sinks=operands.sinks is not None,
-        writes=writes,
+        writes=bool(new),
     )
-    return out, kv
+    return out.astype(q.dtype), kv
