@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,17 @@ NUM_PAGES = 71
 class RunningModel:
     parts: EngineParts
     engine: Engine
+
+    def wait_until_idle(self) -> None:
+        """The step that was in flight when the last answer ended has yet to give its pages back."""
+        deadline = time.monotonic() + 30
+        while self.parts.scheduler.has_unfinished or self.parts.kv.usage > 0:
+            assert time.monotonic() < deadline, "requests are left over"
+            time.sleep(0.001)
+
+    def forget_prefixes(self) -> None:
+        self.wait_until_idle()
+        assert self.parts.kv.reset_prefix_cache()
 
 
 @pytest.fixture(scope="session")

@@ -45,12 +45,13 @@ def alone(model: RunningModel, work: Workload) -> list[tuple[int, ...]]:
     """Each request by itself, with nothing in the prefix cache."""
     answers = []
     for prompt, params in zip(work.prompts, work.params, strict=True):
-        assert model.parts.kv.reset_prefix_cache()
+        model.forget_prefixes()
         answers += token_ids(model.engine.generate([prompt], [params]))
     return answers
 
 
 def check_everything_is_back(model: RunningModel) -> None:
+    model.wait_until_idle()
     kv, scheduler = model.parts.kv, model.parts.scheduler
     kv.check()
     assert kv.num_free_pages == kv.num_pages - 1  # free or cached: all but the null page
@@ -60,7 +61,7 @@ def check_everything_is_back(model: RunningModel) -> None:
 
 def check_same_answers(model: RunningModel, work: Workload, *, min_preemptions: int) -> None:
     expected = alone(model, work)
-    assert model.parts.kv.reset_prefix_cache()
+    model.forget_prefixes()
     before = model.parts.scheduler.num_preemptions
     cold = model.engine.generate(work.prompts, work.params)
     assert model.parts.scheduler.num_preemptions - before >= min_preemptions
@@ -124,5 +125,5 @@ def test_tpu_02_a_batch_of_prompts_at_page_borders_answers_as_alone(
     prompts = [TokensPrompt([rng.randrange(3, VOCAB_SIZE) for _ in range(n)]) for n in lengths]
     work = Workload(prompts, [SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)] * len(prompts))
     expected = alone(smollm2, work)
-    assert smollm2.parts.kv.reset_prefix_cache()
+    smollm2.forget_prefixes()
     assert token_ids(smollm2.engine.generate(work.prompts, work.params)) == expected
