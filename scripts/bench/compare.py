@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -123,6 +124,9 @@ class Comparison:
             self.put({"kind": "row", "peer": peer.name, "workload": name, "repetition": 0, "failed": str(error)})
             server.stop()
             return
+        except BaseException:  # the comparison ends while this one starts: nobody else knows of it yet
+            server.stop()
+            raise
         if counts and limit is not None:
             self._row(peer, name, 0, row)
         if keep:
@@ -220,6 +224,7 @@ def make_texts_of(tokenizer_path: str | None) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end in the ordinary way: servers are stopped
     try:
         if args.read is None:
             args.work = args.work or args.out.with_suffix("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ def test_servers_take_turns_and_each_measurement_is_a_row(tmp_path: Path) -> Non
     assert "### single" in text
     assert "× a" in text
     assert "### offline" not in text
+
+
+def test_a_comparison_that_is_ended_stops_what_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    path = peers_file(tmp_path, {"a": {"command": [sys.executable, "-c", script]}})
+    flags = [f"--peers={path}", f"--out={tmp_path / 'out.jsonl'}", "--quiet=0", "--workloads=start-warm"]
+    code = (
+        "from scripts.bench import compare\nfrom tests.scripts.bench.test_workload import *\n"
+        f"compare.make_texts_of = lambda _: texts\ncompare.main({flags!r})"
+    )
+    comparison = subprocess.Popen([sys.executable, "-c", code], cwd=compare.HERE.parents[1])
+    while comparison.poll() is None and not (pid.exists() and pid.read_text()):
+        time.sleep(0.05)
+    comparison.terminate()
+    assert comparison.wait(20) == 143
+    assert not usage.tree(int(pid.read_text()))
 
 
 def test_what_is_skipped_or_took_too_long_is_not_asked_again(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxllm.engine.executor import Ticket
 from jaxllm.runner.buckets import build_buckets
+from jaxllm.types.step import SchedulerOutput
 from scripts.bench import scaling
 from scripts.bench.step_cost import Fit, Rows, StepSize, fit, step_size
 from tests.helpers.tiny_engine import TINY_LLAMA
@@ -79,6 +81,40 @@ def test_settings_hold_every_step_of_a_sweep() -> None:
             assert rows.num_rows * rows.num_tokens <= args.max_num_batched_tokens
 
 
+class Recorder:
+    """A Runner that only remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.plans: list[SchedulerOutput] = []
+
+    def submit(self, plan: SchedulerOutput) -> Ticket:
+        self.plans.append(plan)
+        return Ticket(plan.step_id)
+
+    def collect(self, ticket: Ticket) -> None:
+        assert ticket.step_id == self.plans[-1].step_id
+
+
+def test_each_request_has_pages_of_its_own_and_every_step_is_the_same() -> None:
+    recorder: Any = Recorder()
+    walls, _ = scaling.Steps(recorder, 8).measure(Rows(3, 1, 20), 0.0)
+    first, *others = recorder.plans
+    assert len(walls) == 5
+    assert len(others) == 2 + 5
+    assert [(new.slot, len(new.token_ids), new.num_cached) for new in first.new] == [(i, 21, 20) for i in range(3)]
+    (diff,) = first.page_diffs
+    assert sorted(zip(diff.slots.tolist(), diff.indices.tolist(), strict=True)) == [
+        (slot, index) for slot in range(3) for index in range(3)
+    ]
+    assert sorted(diff.pages.tolist()) == list(range(1, 10))  # page 0 is nobody's
+    for plan in others:
+        assert plan.new == ()
+        assert len(plan.page_diffs[0]) == 0
+        assert (plan.rows.starts.tolist(), plan.rows.num_tokens.tolist()) == ([20] * 3, [1] * 3)
+        assert plan.rows.num_decode == 3
+
+
+@pytest.mark.slow
 def test_a_runner_takes_the_same_step_again_and_again_and_compiles_nothing() -> None:
     runner = start_oracle(num_pages=40, max_num_seqs=2, max_num_batched_tokens=4)
     steps = scaling.Steps(runner, PAGE_SIZE)
