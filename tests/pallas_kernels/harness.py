@@ -7,10 +7,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels import ragged_paged_attention
+from pallas_kernels._core import native
 from pallas_kernels.ragged_paged_attention import api, cases
 from tests.pallas_kernels import numpy_attention
+
+needs_native = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+NATIVE = pytest.param("native", marks=needs_native)
 
 
 def module(implementation):

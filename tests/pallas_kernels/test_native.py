@@ -19,11 +19,11 @@ from pallas_kernels.ragged_paged_attention import choose as choose_attention
 from pallas_kernels.ragged_paged_attention.problem import Problem as AttentionProblem
 from pallas_kernels.stacked_matmul import choose
 from pallas_kernels.stacked_matmul.problem import Problem
+from tests.pallas_kernels import harness
 
 REPO = Path(__file__).resolve().parents[2]
 ATTENTION = AttentionProblem(num_kv_heads=2, head_dim=16, kv_dtype="float32")
 BUILT = native.native()
-needs_native = pytest.mark.skipif(BUILT.why_not is not None, reason=str(BUILT.why_not))
 
 # Stands in for a compiler: notes each call in a file, and gives the library that the real one made.
 COMPILER = """#!/bin/sh
@@ -208,7 +208,7 @@ def test_two_processes_may_build_at_once(fresh, tmp_path, library):
     assert [path.name for path in fresh.iterdir()] == [f"native-{said[0][1][:24]}.so"]
 
 
-@needs_native
+@harness.needs_native
 def test_the_fingerprint_is_that_of_the_build_on_cpus_and_the_same_everywhere_else(monkeypatch):
     assert native.fingerprint() == native.native().digest
     assert len(native.fingerprint()) == 64
@@ -216,7 +216,7 @@ def test_the_fingerprint_is_that_of_the_build_on_cpus_and_the_same_everywhere_el
     assert native.fingerprint() == "none"
 
 
-@needs_native
+@harness.needs_native
 def test_programs_name_the_build_they_want():
     x, weights = jnp.zeros((2, 3), jnp.float32), jnp.zeros((1, 3, 4), jnp.float32)
     text = jax.jit(lambda x, w: stacked_matmul(x, w, 0, implementation="native")).lower(x, weights).as_text()

@@ -17,6 +17,7 @@ from tests.pallas_kernels import harness
 CLOSE = Tolerance(2e-5, 2e-5)
 NUM_TOKENS, NUM_ROWS, LONGEST = 40, 5, 300
 BASE = Case("random", (), (), num_heads=4, num_kv_heads=2, head_dim=8)
+each_fast = pytest.mark.parametrize("implementation", [harness.NATIVE, "xla"])
 
 
 def padded(sequences, page_size, base=BASE, num_tokens=NUM_TOKENS, num_rows=NUM_ROWS):
@@ -51,13 +52,14 @@ def ragged(draw, page_size):
     return rows or [(1, 1)]
 
 
+@each_fast
 @pytest.mark.parametrize("page_size", [5, 16, 128])
-def test_tpu_02_random_lengths_and_page_sizes_match_float64(page_size):
+def test_tpu_02_random_lengths_and_page_sizes_match_float64(page_size, implementation):
     @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(ragged(page_size), st.integers(0, 2**31))
     def check(sequences, seed):
         case = padded(sequences, page_size)
-        out, keys, values = harness.run(case, "xla", seed)
+        out, keys, values = harness.run(case, implementation, seed)
         want, want_keys, want_values = harness.expected(case, seed)
         check_close(out, want, CLOSE, str(sequences))
         np.testing.assert_array_equal(keys[:, 1:], want_keys[:, 1:])
@@ -67,11 +69,12 @@ def test_tpu_02_random_lengths_and_page_sizes_match_float64(page_size):
 
 
 @pytest.mark.slow
+@each_fast
 @pytest.mark.parametrize("page_size", range(2, 128, 9))
-def test_tpu_02_every_kind_of_page_size(page_size):
+def test_tpu_02_every_kind_of_page_size(page_size, implementation):
     sequences = [(1, page_size), (1, page_size + 1), (20, min(LONGEST, 2 * page_size + 19)), (5, max(5, page_size - 1))]
     case = padded(sequences, page_size)
-    out, _, _ = harness.run(case, "xla")
+    out, _, _ = harness.run(case, implementation)
     check_close(out, harness.expected(case)[0], CLOSE, str(page_size))
 
 
@@ -91,21 +94,23 @@ def solo(step, row):
     return replace(step, q=move(step.q), k=move(step.k), v=move(step.v), arrays=alone)
 
 
-def test_tpu_02_each_prompt_of_a_batch_equals_its_solo_run_to_the_bit():
+@each_fast
+def test_tpu_02_each_prompt_of_a_batch_equals_its_solo_run_to_the_bit(implementation):
     case = padded([(1, 1), (63, 63), (65, 65)], 64, num_tokens=136)
     step = cases.make_step(case)
-    out, _, _ = harness.run_step(case, step, "xla")
+    out, _, _ = harness.run_step(case, step, implementation)
     start = 0
     for row, (length, _) in enumerate(case.sequences):
-        alone, _, _ = harness.run_step(case, solo(step, row), "xla")
+        alone, _, _ = harness.run_step(case, solo(step, row), implementation)
         np.testing.assert_array_equal(alone[:length], out[start : start + length])
         start += length
 
 
-def test_a_row_has_the_same_bits_in_every_padded_shape():
+@each_fast
+def test_a_row_has_the_same_bits_in_every_padded_shape(implementation):
     wide = padded([(1, 290), (1, 37), (20, 270)], 16)
     step = cases.make_step(wide)
-    out, _, _ = harness.run_step(wide, step, "xla")
+    out, _, _ = harness.run_step(wide, step, implementation)
     for num_tokens, num_rows, decode_only in ((20, 1, False), (80, 12, False), (1, 1, True), (12, 12, True)):
         for row, rows in ((0, slice(0, 1)), (1, slice(1, 2)), (2, slice(2, 22))):
             length = rows.stop - rows.start
@@ -113,7 +118,7 @@ def test_a_row_has_the_same_bits_in_every_padded_shape():
                 continue
             case = replace(wide, decode_only=decode_only)
             alone = reshaped(solo(step, row), num_tokens, num_rows)
-            got, _, _ = harness.run_step(case, alone, "xla")
+            got, _, _ = harness.run_step(case, alone, implementation)
             np.testing.assert_array_equal(got[:length], out[rows], err_msg=f"{num_tokens} tokens, {num_rows} rows")
 
 
@@ -138,12 +143,13 @@ def reshaped(step, num_tokens, num_rows):
     return replace(step, q=q, k=k, v=v, arrays=arrays)
 
 
-def test_decode_and_prefill_agree_on_the_same_position():
+@each_fast
+def test_decode_and_prefill_agree_on_the_same_position(implementation):
     case = padded([(20, 280)], 16)
     step = cases.make_step(case)
-    out, _, _ = harness.run_step(case, step, "xla")
+    out, _, _ = harness.run_step(case, step, implementation)
     # The last token again as a decode row, after the others were written.
-    _, keys, values = harness.run_step(case, step, "xla")
+    _, keys, values = harness.run_step(case, step, implementation)
     arrays = {name: array.copy() for name, array in step.arrays.items()}
     arrays["query_starts"][1:] = 1
     arrays["distribution"][0] = 1
@@ -154,11 +160,11 @@ def test_decode_and_prefill_agree_on_the_same_position():
     again = replace(
         step, q=first(step.q), k=first(step.k), v=first(step.v), k_cache=keys, v_cache=values, arrays=arrays
     )
-    got, _, _ = harness.run_step(case, again, "xla")
+    got, _, _ = harness.run_step(case, again, implementation)
     np.testing.assert_allclose(got[0], out[19], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("implementation", [harness.NATIVE, "xla", "reference"])
 def test_tpu_04_padding_leaves_the_last_page_alone_and_reads_no_foreign_memory(implementation):
     case = padded([(1, 33), (7, 20)], 16)
     step = cases.make_step(case)
@@ -173,7 +179,7 @@ def test_tpu_04_padding_leaves_the_last_page_alone_and_reads_no_foreign_memory(i
     check_close(out, harness.expected_step(case, step)[0], CLOSE, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("implementation", [harness.NATIVE, "xla", "reference"])
 def test_tpu_04_a_page_table_shorter_than_the_sequence_reads_and_writes_nothing_else(implementation):
     case = padded([(1, 40), (4, 300)], 16)
     step = cases.make_step(case)
@@ -190,7 +196,7 @@ def test_tpu_04_a_page_table_shorter_than_the_sequence_reads_and_writes_nothing_
     check_close(out[0], want, CLOSE, implementation)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("implementation", [harness.NATIVE, "xla", "reference"])
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_tpu_05_rows_that_see_nothing_give_zeros_and_leave_neighbours_alone(implementation, has_sinks):
     case = padded([(1, 30), (1, 20), (3, 50)], 16, replace(BASE, has_sinks=has_sinks))
@@ -205,7 +211,7 @@ def test_tpu_05_rows_that_see_nothing_give_zeros_and_leave_neighbours_alone(impl
         check_close(out[token], want[token], CLOSE, f"token {token}")
 
 
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("implementation", [harness.NATIVE, "xla", "reference"])
 @pytest.mark.parametrize("offset", [-60_000, -3_000_000])
 def test_tpu_05_very_negative_logits_keep_their_weights(implementation, offset):
     case = padded([(1, 290), (9, 40)], 16, replace(BASE, head_dim=16))  # scale 1/4

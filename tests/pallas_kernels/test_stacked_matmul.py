@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pallas_kernels import InvalidArgument, UnknownImplementation, Unsupported, stacked_matmul
-from pallas_kernels._core import native
 from pallas_kernels._core.testing import Tolerance, check_close
 from pallas_kernels.stacked_matmul import choose
 from pallas_kernels.stacked_matmul.api import IMPLEMENTATIONS
@@ -20,8 +19,7 @@ from tests.pallas_kernels import harness
 L, MOST = 3, 70
 # (K, N): vectors hold 4, 8 or 16 numbers, panels two of them, strips four or eight panels; 8 x 8 pieces are transposed.
 SHAPES = [(64, 256), (37, 203), (1, 1), (130, 7), (8, 33)]
-SERVING = [i.name for i in IMPLEMENTATIONS if i.name != "native" or native.why_not() is None]
-needs_native = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+SERVING = [harness.NATIVE if i.name == "native" else i.name for i in IMPLEMENTATIONS]
 
 
 @partial(jax.jit, static_argnames=("implementation", "transposed"), compiler_options=harness.QUICK)
@@ -62,7 +60,7 @@ def test_matches_float64_at_every_shape(implementation, transposed, dtype):
             assert np.isfinite(got).all()
 
 
-@needs_native
+@harness.needs_native
 @pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
 def test_native_takes_rows_and_matrices_of_different_types(x_dtype):
     w_dtype = {"float32": "bfloat16", "bfloat16": "float32"}[x_dtype]
@@ -79,7 +77,7 @@ def test_each_matrix_of_the_stack_is_found(implementation):
         check_close(got, expected(x, weights, index, False), Tolerance(5e-5, 1e-5), f"matrix {index}")
 
 
-@needs_native
+@harness.needs_native
 @pytest.mark.parametrize("transposed", [False, True], ids=["as it lies", "transposed"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bits_of_a_native_row_depend_on_neither_t_nor_num_rows(dtype, transposed):
@@ -105,7 +103,7 @@ def test_rows_that_do_not_count_may_hold_nan(implementation):
         check_close(got[:num_rows], want[:num_rows], Tolerance(5e-5, 1e-5), f"{num_rows} rows")
 
 
-@needs_native
+@harness.needs_native
 def test_a_number_of_rows_out_of_range_is_brought_into_it():
     x, weights = problem((8, 33), "float32")
     want = call(x, weights, 0, MOST, implementation="native")
