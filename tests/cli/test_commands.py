@@ -87,7 +87,7 @@ def test_collect_env_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -
     assert main(["collect-env", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {"jaxllm", "python", "jax", "jaxlib", "devices", "attention_implementation"} <= set(report)
-    assert report["attention_implementation"]["chosen"] == "xla"
+    assert report["attention_implementation"]["chosen"] in {"native", "xla"}  # native where a C++ compiler is found
     assert report["attention_implementation"]["why_not"]
     assert all("cpu" in device for device in report["devices"])
 
