@@ -130,7 +130,7 @@ class EngineArgs:
         0.92, "share of an accelerator's memory for everything", "memory-utilization"
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "auto: as dtype, float32 on CPU"
+        "auto", "auto: as dtype, but float32 for float16 on CPU"
     )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
 
@@ -235,8 +235,8 @@ def resolve_dtype(args: EngineArgs, model: ModelConfig | None, backend: Backend)
 
 
 def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig:
-    """KV settings. A CPU attends in float32, and converts narrower pages each time it reads them."""
-    auto_dtype = "float32" if backend == "cpu" else dtype
+    """KV settings. A CPU reads bfloat16 with a shift, and its kernels take no float16."""
+    auto_dtype = "float32" if backend == "cpu" and dtype == "float16" else dtype
     return CacheConfig(
         page_size=args.page_size or _DEFAULTS[backend].page_size,
         num_pages=args.num_pages,

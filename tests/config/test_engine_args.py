@@ -139,9 +139,10 @@ def test_dtype_has_vllms_spellings(name: Any, dtype: str) -> None:
 
 
 def test_a_cpu_keeps_kv_in_float32_unless_told_otherwise() -> None:
-    assert to_parts(EngineArgs(dtype="bfloat16"), MODEL, "cpu").cache.dtype == "float32"
-    asked = EngineArgs(dtype="bfloat16", kv_cache_dtype="bfloat16")
-    assert to_parts(asked, MODEL, "cpu").cache.dtype == "bfloat16"
+    assert to_parts(EngineArgs(dtype="bfloat16"), MODEL, "cpu").cache.dtype == "bfloat16"
+    assert to_parts(EngineArgs(dtype="float16"), MODEL, "cpu").cache.dtype == "float32"
+    asked = EngineArgs(dtype="bfloat16", kv_cache_dtype="float32")
+    assert to_parts(asked, MODEL, "cpu").cache.dtype == "float32"
 
 
 def test_what_the_user_set_is_kept() -> None:
