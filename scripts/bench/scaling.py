@@ -158,13 +158,16 @@ def engine_args(points: Iterable[tuple[int, Rows]], **settings: Any) -> EngineAr
 
 
 def measure(wanted: Sequence[Sweep], seconds: float, **settings: Any) -> list[Point]:
-    """Every point of `wanted`; points of one page size share an engine."""
+    """Every point of `wanted`. Sweeps of one page size share an engine; the one over page sizes has one for each."""
     from jaxllm.build import build_parts
 
-    entries = [(sweep.name, *point) for sweep in wanted for point in sweep.points]
+    by_engine: dict[tuple[int, bool], list[tuple[str, int, Rows]]] = {}
+    for sweep in wanted:
+        has_own_engines = len({page_size for _, page_size, _ in sweep.points}) > 1
+        for value, page_size, rows in sweep.points:
+            by_engine.setdefault((page_size, has_own_engines), []).append((sweep.name, value, rows))
     points: list[Point] = []
-    for page_size in dict.fromkeys(size for _, _, size, _ in entries):
-        mine = [(name, value, rows) for name, value, size, rows in entries if size == page_size]
+    for (page_size, _), mine in by_engine.items():
         args = engine_args([(page_size, rows) for _, _, rows in mine], **settings)
         runner = cast("Runner", build_parts(args).executor)
         steps = Steps(runner, page_size)
