@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from itertools import takewhile
 from pathlib import Path
-from typing import cast
 
 from jaxllm.engine.beam_run import BeamLimits, BeamRun
 from jaxllm.engine.front_end import FrontEnd, id_in_use
@@ -33,6 +31,8 @@ class AsyncEngine:
     Attributes: tokenizer, max_model_len (tokens), model_name, default_params (the model's own
     sampling defaults), max_logprobs (-1: any number), metrics (`render()` gives the Prometheus text).
     """
+
+    pushes_text = True  # `stream` knows `on_text`
 
     def __init__(self, parts: EngineParts) -> None:
         self.tokenizer = parts.tokenizer
@@ -62,6 +62,7 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        on_text: OnText | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last one with `finished` true.
 
@@ -69,47 +70,39 @@ class AsyncEngine:
         read are merged into one. Closing the iterator, or cancelling the task that waits on it,
         aborts the request.
 
+        `on_text` is for callers with output_kind DELTA who care for text alone. News that is no more
+        than text goes to it first, while the caller waits for an item, without waking the caller's
+        task; what it answers False to comes as an item. The first and the last item, and each that
+        tells more than text, such as log probabilities, always come. The ids of tokens that came as
+        text are in no output; their count is.
+
         Raises:
             RequestError, CapacityError: the request is refused; always before the first item.
             EngineDead: the engine stopped, before the first item or after any.
         """
-        stream = _Stream(params.output_kind)
-        await self._open(stream, prompt, params, request_id, priority, cache_salt)
+        self._bind_loop()
+        self._front.check_alive()
+        arrival_s = self._front.clock.now_s()
+        prepared = await self._tokenize(prompt, params)
+        if request_id in self._searches:
+            raise id_in_use(request_id)
+        message = self._front.inputs.request(
+            prepared,
+            params,
+            request_id=request_id,
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        stream = _Stream(params.output_kind, on_text)
+        push_text = stream.push_text if on_text is not None and params.output_kind is OutputKind.DELTA else None
+        self._front.add(message, prepared.text, stream.deliver, push_text=push_text)
+        self._watch_later()
         try:
             while True:
                 output = await stream.next()
                 yield output
                 if output.finished:
-                    return
-        finally:
-            if not stream.has_ended:
-                self._front.abort((request_id,))
-
-    async def stream_text(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        on_text: OnText | None = None,
-    ) -> AsyncGenerator[RequestOutput | str, None]:
-        """As `stream` with output_kind DELTA, but news that is text alone comes as a bare string, never empty.
-
-        The first and the last item are outputs, and each that tells more than text, such as log
-        probabilities. The ids of tokens that came as text are in no output; their count is.
-
-        Text goes to `on_text` first, where that is given and the caller waits for an item: as soon as
-        it is made, without waking the caller's task. What it answers False to comes as an item.
-        """
-        stream = _Stream(OutputKind.DELTA, on_text)
-        await self._open(stream, prompt, params, request_id, priority, cache_salt, as_text=True)
-        try:
-            while True:
-                news = await stream.next_or_text()
-                yield news
-                if not isinstance(news, str) and news.finished:
                     return
         finally:
             if not stream.has_ended:
@@ -180,35 +173,6 @@ class AsyncEngine:
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.to_thread(self._front.join)
-
-    async def _open(
-        self,
-        stream: _Stream,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str,
-        priority: int,
-        cache_salt: str | None,
-        *,
-        as_text: bool = False,
-    ) -> None:
-        self._bind_loop()
-        self._front.check_alive()
-        arrival_s = self._front.clock.now_s()
-        prepared = await self._tokenize(prompt, params)
-        if request_id in self._searches:
-            raise id_in_use(request_id)
-        message = self._front.inputs.request(
-            prepared,
-            params,
-            request_id=request_id,
-            arrival_s=arrival_s,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        deliver_text = stream.deliver_text if as_text else None
-        self._front.add(message, prepared.text, stream.deliver, deliver_text=deliver_text)
-        self._watch_later()
 
     async def _search(self, run: BeamRun) -> None:
         """Round after round of one token for each beam."""
@@ -284,7 +248,7 @@ class _Stream:
     def __init__(self, kind: OutputKind, on_text: OnText | None = None) -> None:
         self._kind = kind
         self._on_text = on_text
-        self._news: list[RequestOutput | str] = []  # oldest first
+        self._news: list[RequestOutput] = []  # oldest first
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for news
         self.has_ended = False
@@ -297,40 +261,23 @@ class _Stream:
                 self._news.clear()
             self._news.append(news)
             self.has_ended = news.finished
-        self._wake()
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
-    def deliver_text(self, text: str) -> None:
+    def push_text(self, text: str) -> bool:
+        """Hand text to a caller who waits, and so has dealt with all that came before; whether it took it."""
         on_text, reader = self._on_text, self._reader
-        is_waiting = reader is not None and not reader.done()  # it has read, and dealt with, all that came before
-        if on_text is None or not is_waiting or not on_text(text):
-            self._news.append(text)
-            self._wake()
+        return on_text is not None and reader is not None and not reader.done() and on_text(text)
 
     async def next(self) -> RequestOutput:
-        """The next output of a request that is not shown as text."""
-        output = await self.next_or_text()
-        assert not isinstance(output, str)
-        return output
-
-    async def next_or_text(self) -> RequestOutput | str:
-        """All that waits up to where its kind changes, as one; what was delivered before an error comes first."""
+        """All outputs that wait, as one; what was delivered before an error comes first."""
         news = self._news
         while not news:
             if self._error is not None:
                 raise self._error
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        return news.pop() if len(news) == 1 else _first_of(news)
-
-    def _wake(self) -> None:
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-
-def _first_of(news: list[RequestOutput | str]) -> RequestOutput | str:
-    """Take what `news` begins with, texts or outputs, as one of its kind."""
-    texts = list(takewhile(lambda item: isinstance(item, str), news))
-    outputs = list(takewhile(lambda item: not isinstance(item, str), news))
-    del news[: len(texts) + len(outputs)]
-    return "".join(cast("list[str]", texts)) if texts else join_deltas(cast("list[RequestOutput]", outputs))
+        output = join_deltas(news)
+        news.clear()
+        return output

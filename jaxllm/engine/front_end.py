@@ -9,7 +9,7 @@ from jaxllm.engine.clock import Clock, MonotonicClock
 from jaxllm.engine.cores import Cores
 from jaxllm.engine.inputs import InputProcessor
 from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, Shutdown, StepDeltas, ToFrontEnd
-from jaxllm.engine.open_request import Deliver, DeliverText
+from jaxllm.engine.open_request import Deliver, PushText
 from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.engine.parts import EngineParts
 from jaxllm.engine.siblings import split_siblings
@@ -70,7 +70,7 @@ class FrontEnd:
         deliver: Deliver,
         *,
         is_counted: bool = True,
-        deliver_text: DeliverText | None = None,
+        push_text: PushText | None = None,
     ) -> None:
         """Accept a request under the caller's own id, `message.request_id`.
 
@@ -91,9 +91,7 @@ class FrontEnd:
         core_ids = [sibling.request_id for sibling in siblings]
         loads = self._outputs.loads
         core = loads.index(min(loads))
-        self._outputs.open(
-            message, core_ids, prompt, deliver, core=core, is_counted=is_counted, deliver_text=deliver_text
-        )
+        self._outputs.open(message, core_ids, prompt, deliver, core=core, is_counted=is_counted, push_text=push_text)
         self._cores.send(core, *siblings)
         self.watch()  # from here on the watchdog is asked at intervals, and may count on it
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxllm.tokenizer.base import Tokenizer
 
 Deliver = Callable[[RequestOutput | Exception], None]
-DeliverText = Callable[[str], None]
+PushText = Callable[[str], bool]  # whether it took the text
 
 
 class OpenSequence:
@@ -86,13 +86,10 @@ class OpenSequence:
         """Whether its news is text alone: the first output tells of the prompt, the last of the end."""
         return self._shown_tokens > 0 and self.finish_reason is None and self._logprobs is None
 
-    def due_text(self) -> str:
-        """The text that is new, which counts as shown then; empty where nothing is due."""
-        num_tokens = len(self.token_ids)
-        if num_tokens - self._shown_tokens < self._interval:
-            return ""
-        self._shown_tokens = num_tokens
-        return self.text.take()
+    def pass_over(self) -> None:
+        """What is new has been shown as text."""
+        self._shown_tokens = len(self.token_ids)
+        self.text.take()
 
     def completion(self, is_delta: bool) -> CompletionOutput:
         """What the caller gets of it now; marks it as shown."""
@@ -153,7 +150,7 @@ class OpenRequest:
         if params.prompt_logprobs is not None:
             self.prompt_positions = PromptPositions(len(message.prompt_ids), decoded)
         self._has_shown_prompt = False
-        self.deliver_text: DeliverText | None = None  # for callers who take news that is text alone as that
+        self.push_text: PushText | None = None  # of callers who take news that is text alone as that
 
     @property
     def has_ended(self) -> bool:
@@ -175,12 +172,16 @@ class OpenRequest:
 
     def show(self) -> None:
         """Deliver what the caller gets now, if anything is due."""
-        only, deliver_text = self._only, self.deliver_text
-        if deliver_text is not None and only is not None and only.can_be_text():
-            if text := only.due_text():
-                deliver_text(text)
-        elif self.is_due():
-            self.deliver(self.output())
+        only, push_text = self._only, self.push_text
+        if push_text is None or only is None or not only.can_be_text():
+            if self.is_due():
+                self.deliver(self.output())
+        elif only.is_due():
+            text = only.text.fresh()
+            if not text or push_text(text):
+                only.pass_over()
+            else:
+                self.deliver(self.output())
 
     def output(self) -> RequestOutput:
         """What the caller gets now; marks it as shown."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from jaxllm.engine.logprobs import TokenTexts
 from jaxllm.engine.messages import AddRequest, ErrorKind, RequestFailure, StepDeltas, TokenDelta
-from jaxllm.engine.open_request import Deliver, DeliverText, OpenRequest, OpenSequence
+from jaxllm.engine.open_request import Deliver, OpenRequest, OpenSequence, PushText
 from jaxllm.errors import CapacityError, EngineDead, RequestError
 from jaxllm.metrics.stats import FinishedRequest, Observer, RequestTotals
 from jaxllm.tokenizer.base import Tokenizer
@@ -53,14 +53,14 @@ class OutputProcessor:
         *,
         core: int = 0,
         is_counted: bool = True,
-        deliver_text: DeliverText | None = None,
+        push_text: PushText | None = None,
     ) -> None:
         """Take in a request under the caller's id, whose sequences the core at number `core` knows as `core_ids`.
 
-        With `deliver_text`, what is text alone is handed to that and not to `deliver`.
+        With `push_text`, what is text alone is offered to that first.
         """
         request = OpenRequest(message, tuple(core_ids), prompt, deliver, self._tokenizer, self._texts)
-        request.core, request.is_counted, request.deliver_text = core, is_counted, deliver_text
+        request.core, request.is_counted, request.push_text = core, is_counted, push_text
         self._open[request.request_id] = request
         self._sequences.update((sequence.core_id, sequence) for sequence in request.sequences)
         self.loads[core] += len(request.sequences)

@@ -37,12 +37,15 @@ class SequenceText:
         """All of it, taken or not."""
         return "".join(self._shown) + "".join(self._fresh)
 
-    def take(self) -> str:
-        """What came since the last time."""
+    def fresh(self) -> str:
+        """What came since the last `take`."""
         fresh = self._fresh
-        text = fresh[0] if len(fresh) == 1 else "".join(fresh)
+        return fresh[0] if len(fresh) == 1 else "".join(fresh)
+
+    def take(self) -> str:
+        text = self.fresh()
         self._shown.append(text)
-        fresh.clear()
+        self._fresh.clear()
         return text
 
     def push(self, token_ids: Sequence[int]) -> int:

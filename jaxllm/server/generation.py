@@ -17,6 +17,7 @@ from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
 
+OnText = Callable[[str], bool]
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]  # (index of the prompt, its next output)
 
 
@@ -33,48 +34,22 @@ class Job:
     spelling: Mapping[str, str] = field(default_factory=dict[str, str])  # a parameter's name, as the user knows it
 
 
-async def run_job(state: ServerState, job: Job) -> Outputs:
+async def run_job(state: ServerState, job: Job, on_text: OnText | None = None) -> Outputs:
     """Outputs of every prompt as they come. Closing the generator aborts what still runs.
+
+    `on_text`, for one prompt and one choice on a `text_engine`, is offered news that is text alone.
 
     Raises:
         RequestError, CapacityError: the engine refused a prompt.
         EngineDead, GenerationFailed: the engine ended a request that was sound.
     """
-    streams = [_open(state, job, prompt) for prompt in job.prompts]
+    streams = [_open(state, job, prompt, on_text) for prompt in job.prompts]
     merged = _single(streams[0]) if len(streams) == 1 else _merge(streams)
     try:
         async with aclosing(merged) as outputs:
             async for index, output in outputs:
                 _check(state, output)
                 yield index, output if job.num_copies == 1 else _copied(output, job.num_copies)
-    except RequestError as error:
-        raise respelled(error, job.spelling) from None
-
-
-async def run_text_job(
-    state: ServerState, job: Job, on_text: Callable[[str], bool]
-) -> AsyncGenerator[RequestOutput | str, None]:
-    """News of a job with one prompt and one choice, text alone as bare strings. Needs a `text_engine`.
-
-    Text that comes while the caller waits goes to `on_text` instead, unless that answers False.
-
-    Raises: as `run_job`.
-    """
-    assert state.text_engine is not None and isinstance(job.params, SamplingParams)
-    stream = state.text_engine.stream_text(
-        job.prompts[0],
-        job.params,
-        request_id=state.engine_request_id(job.request_id),
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-        on_text=on_text,
-    )
-    try:
-        async with aclosing(stream):
-            async for news in stream:
-                if not isinstance(news, str):
-                    _check(state, news)
-                yield news
     except RequestError as error:
         raise respelled(error, job.spelling) from None
 
@@ -87,13 +62,15 @@ def respelled(error: RequestError, spelling: Mapping[str, str]) -> RequestError:
     return RequestError(str(error).replace(error.param, spelled, 1), param=spelled, code=error.code)
 
 
-def _open(state: ServerState, job: Job, prompt: Prompt) -> AsyncGenerator[RequestOutput, None]:
+def _open(state: ServerState, job: Job, prompt: Prompt, on_text: OnText | None) -> AsyncGenerator[RequestOutput, None]:
     request_id = state.engine_request_id(job.request_id)
     if isinstance(job.params, BeamSearchParams):
         return _beam_search(state, prompt, job.params, request_id)
-    return state.engine.stream(
-        prompt, job.params, request_id=request_id, priority=job.priority, cache_salt=job.cache_salt
-    )
+    params, priority, salt = job.params, job.priority, job.cache_salt
+    if on_text is not None and state.text_engine is not None:
+        stream = state.text_engine.stream
+        return stream(prompt, params, request_id=request_id, priority=priority, cache_salt=salt, on_text=on_text)
+    return state.engine.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=salt)
 
 
 async def _beam_search(

@@ -82,9 +82,12 @@ class ServingEngine(Protocol):
 
 @runtime_checkable
 class TextEngine(Protocol):
-    """An engine that can also hand out news that is text alone as bare strings, which costs less."""
+    """An engine that can hand out news that is text alone past the stream of outputs, which costs less."""
 
-    def stream_text(
+    @property
+    def pushes_text(self) -> bool: ...
+
+    def stream(
         self,
         prompt: Prompt,
         params: SamplingParams,
@@ -93,10 +96,10 @@ class TextEngine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         on_text: Callable[[str], bool] | None = None,
-    ) -> AsyncGenerator[RequestOutput | str, None]:
-        """As `stream`, but only the first, the last and outputs that tell more than text come as outputs.
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `ServingEngine.stream`, but what is no more than text goes to `on_text` while the caller waits.
 
-        Text that comes while the caller waits goes to `on_text` instead, unless that answers False.
+        What that answers False to, the first output and the last one come as items.
         """
         ...
 
@@ -112,7 +115,7 @@ class ServerState:
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self.engine = engine
-        self.text_engine = engine if isinstance(engine, TextEngine) else None
+        self.text_engine: TextEngine | None = engine if isinstance(engine, TextEngine) else None
         self.config = config
         self.templates = Templates(chat_template, config)
         self.default_params = engine.default_params

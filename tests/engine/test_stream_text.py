@@ -1,4 +1,4 @@
-"""Streams of text: the same text as outputs would bring, and every token counted."""
+"""Text past the stream of outputs: the same text as they would bring, and every token counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from jaxllm.engine.async_engine import AsyncEngine
-from jaxllm.errors import EngineDead, RequestError
+from jaxllm.errors import EngineDead
 from jaxllm.testing.faults import Fault, FaultKind
 from jaxllm.testing.scripted import ScriptedExecutor
 from jaxllm.types.outputs import RequestOutput
@@ -30,15 +30,18 @@ async def serving(executor: ScriptedExecutor) -> AsyncIterator[AsyncEngine]:
         await engine.close()
 
 
-def joined(news: list[RequestOutput | str]) -> str:
-    return "".join(item if isinstance(item, str) else item.outputs[0].text for item in news)
+Shown = list[RequestOutput | str]
+
+
+def joined(shown: Shown) -> str:
+    return "".join(item if isinstance(item, str) else item.outputs[0].text for item in shown)
 
 
 @pytest.mark.parametrize("takes", ["nothing", "all", "every other"])
 def test_str_01_text_comes_whole_and_in_order_whoever_takes_it(takes: str) -> None:
     async def main() -> None:
         async with serving(scripted(default=script(TEXT), step_s=0.001)) as engine:
-            shown: list[RequestOutput | str] = []
+            shown: Shown = []
             offered = 0
 
             def take(text: str) -> bool:
@@ -49,41 +52,49 @@ def test_str_01_text_comes_whole_and_in_order_whoever_takes_it(takes: str) -> No
                 shown.append(text)
                 return True
 
-            async for item in engine.stream_text("abc", DELTA, request_id="a", on_text=take):
-                shown.append(item)  # noqa: PERF401 — between what is taken
+            async for output in engine.stream("abc", DELTA, request_id="a", on_text=take):
+                shown.append(output)
             assert joined(shown) == TEXT
             first, last = shown[0], shown[-1]
             assert isinstance(first, RequestOutput) and isinstance(last, RequestOutput)
             assert (first.finished, last.finished, last.outputs[0].finish_reason) == (False, True, "stop")
             assert last.usage.completion_tokens == len(TEXT.encode()) + 1
-            assert all(item for item in shown) and offered > 0
+            assert offered > 0 and "" not in shown
 
     asyncio.run(main())
 
 
-def test_text_that_nobody_reads_for_a_while_is_one_item() -> None:
+def test_text_is_offered_only_to_who_waits() -> None:
     async def main() -> None:
         async with serving(scripted(default=script(TEXT))) as engine:
-            stream = engine.stream_text("abc", DELTA, request_id="a")
+            taken: list[str] = []
+            stream = engine.stream("abc", DELTA, request_id="a", on_text=lambda text: not taken.append(text))
             first = await anext(stream)
             while engine.stats().num_open_requests:
                 await asyncio.sleep(0.001)
-            rest = [item async for item in stream]
-            assert [type(item) for item in rest] == [str, RequestOutput]
+            rest = [output async for output in stream]
+            assert (len(rest), taken) == (1, [])  # merged, as for any slow reader
             assert joined([first, *rest]) == TEXT
 
     asyncio.run(main())
 
 
-def test_outputs_that_tell_more_than_text_stay_outputs() -> None:
+@pytest.mark.parametrize(
+    "params",
+    [replace(DELTA, logprobs=1), replace(DELTA, n=2), replace(DELTA, output_kind=OutputKind.CUMULATIVE)],
+    ids=["logprobs", "siblings", "cumulative"],
+)
+def test_outputs_that_tell_more_than_new_text_are_never_text(params: SamplingParams) -> None:
     async def main() -> None:
         async with serving(scripted(default=script("Hello"))) as engine:
-            for number, params in enumerate((replace(DELTA, logprobs=1), replace(DELTA, n=2))):
-                news = [item async for item in engine.stream_text("abc", params, request_id=f"r{number}")]
-                outputs = [item for item in news if isinstance(item, RequestOutput)]
-                assert len(outputs) == len(news)
-                ids = [i for output in outputs for part in output.outputs if part.index == 0 for i in part.token_ids]
-                assert ids == [*b"Hello", EOS]
+            taken: list[str] = []
+            stream = engine.stream("abc", params, request_id="a", on_text=lambda text: not taken.append(text))
+            outputs = [output async for output in stream]
+            parts = [part for output in outputs for part in output.outputs if part.index == 0]
+            if params.output_kind is OutputKind.CUMULATIVE:
+                parts = parts[-1:]
+            assert [i for part in parts for i in part.token_ids] == [*b"Hello", EOS]
+            assert taken == []
 
     asyncio.run(main())
 
@@ -91,33 +102,30 @@ def test_outputs_that_tell_more_than_text_stay_outputs() -> None:
 def test_stop_strings_and_intervals_hold_for_text() -> None:
     async def main() -> None:
         async with serving(scripted(default=script("say q;r ", repeat=True), step_s=0.001)) as engine:
-            stopped = [i async for i in engine.stream_text("abc", replace(DELTA, stop=("q;r",)), request_id="a")]
-            assert joined(stopped) == "say "
-            params = replace(DELTA, max_tokens=8, stream_interval=3)
+            shown: Shown = []
+            stopping = replace(DELTA, stop=("q;r",))
+            async for output in engine.stream("abc", stopping, request_id="a", on_text=lambda t: not shown.append(t)):
+                shown.append(output)
+            assert joined(shown) == "say "
             taken: list[str] = []
-            news = [
-                i
-                async for i in engine.stream_text(
-                    "abc", params, request_id="b", on_text=lambda text: not taken.append(text)
-                )
-            ]
-            assert (taken, joined(news)) == (["ay ", "q;r"], "s ")
+            params = replace(DELTA, max_tokens=8, stream_interval=3)
+            stream = engine.stream("abc", params, request_id="b", on_text=lambda text: not taken.append(text))
+            assert joined([output async for output in stream]) == "s "
+            assert taken == ["ay ", "q;r"]
 
     asyncio.run(main())
 
 
-def test_refusals_leaving_and_death_are_those_of_outputs() -> None:
+def test_leaving_and_death_are_those_of_outputs() -> None:
     async def main() -> None:
         executor = scripted(default=script("x", repeat=True), step_s=0.001, faults=[Fault(30, FaultKind.RAISE)])
         async with serving(executor) as engine:
-            with pytest.raises(RequestError, match="empty"):
-                await anext(engine.stream_text("", DELTA, request_id="a"))
-            leaver = engine.stream_text("abc", DELTA, request_id="b")
+            leaver = engine.stream("abc", DELTA, request_id="b", on_text=lambda _: True)
             await anext(leaver)
             await leaver.aclose()
             assert engine.stats().totals.finished["abort"] == 1
             with pytest.raises(EngineDead):
-                async for _ in engine.stream_text("abc", DELTA, request_id="c", on_text=lambda _: True):
+                async for _ in engine.stream("abc", DELTA, request_id="c", on_text=lambda _: True):
                     pass
 
     asyncio.run(main())
@@ -126,8 +134,8 @@ def test_refusals_leaving_and_death_are_those_of_outputs() -> None:
 def test_text_and_sending_are_timed() -> None:
     async def main() -> None:
         async with serving(scripted(default=script(TEXT), step_s=0.001)) as engine:
-            _ = [item async for item in engine.stream_text("abc", DELTA, request_id="a")]
-            _ = [item async for item in engine.stream("abc", DELTA, request_id="b")]
+            _ = [output async for output in engine.stream("abc", DELTA, request_id="a", on_text=lambda _: True)]
+            _ = [output async for output in engine.stream("abc", DELTA, request_id="b")]
             profiles = engine.step_profiles()
             assert sum(profile.detokenise_s for profile in profiles) > 0
             assert sum(profile.send_s for profile in profiles) > 0

@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.server import limits
-from jaxllm.server.generation import Job, run_job, run_text_job
+from jaxllm.server.generation import Job, run_job
 from jaxllm.server.openai.body import json_response, visible_id
 from jaxllm.server.openai.logprobs import LogprobView
 from jaxllm.server.openai.params import Asked, Context
 from jaxllm.server.openai.replies import ChatChunk, TextCompletion, Usage, usage_of
 from jaxllm.server.schema import ChatRequest, CompletionRequest, StreamOptions
-from jaxllm.server.sse import EventStream, TextEvent, event
+from jaxllm.server.sse import EventStream, Push, TextEvent, event
 from jaxllm.server.state import ServerState
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.outputs import RequestOutput
@@ -163,18 +163,17 @@ async def respond(state: ServerState, request: Request, call: Call, answer: Answ
         RequestError, CapacityError, EngineDead, GenerationFailed, Interrupted: nothing was sent yet.
     """
     if stream:
-        if call.is_text and state.text_engine is not None:
-            return EventStream(state, lambda push: _text_events(state, call, answer, push))
-        return EventStream(state, lambda _: _events(state, call, answer))
+        return EventStream(state, lambda push: _events(state, call, answer, push))
     async with state.guard(request.receive), aclosing(run_job(state, call.job)) as outputs:
         last = {index: output async for index, output in outputs}
         return await _made(last.values(), lambda: json_response(answer.whole(last)))
 
 
-async def _events(state: ServerState, call: Call, answer: Answer) -> AsyncGenerator[bytes, None]:
-    """Chunks of the choices as they come, and a usage chunk if asked for."""
+async def _events(state: ServerState, call: Call, answer: Answer, push: Push) -> AsyncGenerator[bytes, None]:
+    """Chunks of the choices as they come, and a usage chunk if asked for; those of text alone are pushed."""
     last: dict[int, RequestOutput] = {}
-    async with aclosing(run_job(state, call.job)) as outputs:
+    on_text = _pusher(call, answer, push) if call.is_text and state.text_engine is not None else None
+    async with aclosing(run_job(state, call.job, on_text)) as outputs:
         async for index, output in outputs:
             if data := await _news(call, answer, last, index, output):
                 yield data
@@ -182,21 +181,11 @@ async def _events(state: ServerState, call: Call, answer: Answer) -> AsyncGenera
         yield event(answer.last(usage_of(last.values())))
 
 
-async def _text_events(
-    state: ServerState, call: Call, answer: Answer, push: Callable[[bytes], bool]
-) -> AsyncGenerator[bytes, None]:
-    """The same for one choice whose news is text alone: such a chunk is filled in, not made, and pushed."""
-    last: dict[int, RequestOutput] = {}
+def _pusher(call: Call, answer: Answer, push: Push) -> Callable[[str], bool]:
+    """Pushes a chunk of text: filled into one that was made before."""
     chunk, field = answer.text_chunk(_WORD)
-    text_event = TextEvent(_with_usage(call, [chunk], last)[0], field, _WORD)
-    async with aclosing(run_text_job(state, call.job, lambda text: push(text_event(text)))) as all_news:
-        async for news in all_news:
-            if isinstance(news, str):
-                yield text_event(news)
-            elif data := await _news(call, answer, last, 0, news):
-                yield data
-    if call.options.include_usage:
-        yield event(answer.last(usage_of(last.values())))
+    text_event = TextEvent(_with_usage(call, [chunk], {})[0], field, _WORD)
+    return lambda text: push(text_event(text))
 
 
 async def _news(call: Call, answer: Answer, last: dict[int, RequestOutput], index: int, output: RequestOutput) -> bytes:
