@@ -44,7 +44,7 @@ _PHASES = {
     "build chunk": ("sse.py:TextEvent.__call__", "call.py:_news", "call.py:_made", "body.py:json_response"),
     "guard": ("guard.py:Guard.__aenter__", "guard.py:Guard.__aexit__", "guard.py:Guard._watch_client"),
     "outputs": ("open_request.py:OpenRequest.show", "front_end.py:FrontEnd.pump"),
-    "wake-ups": ("async_engine.py:_Stream.next_or_text", "async_engine.py:AsyncEngine.stream"),
+    "wake-ups": ("async_engine.py:_Stream.next", "async_engine.py:AsyncEngine.stream"),
     "layers": ("httptools_impl.py:RequestResponseCycle.run_asgi",),
     "idle": ("runners.py:Runner.run",),
 }
