@@ -88,9 +88,51 @@ template <typename W>
 void pack_transposed(const W* w, int64_t k, int64_t width, float* panel) {
   int64_t whole = width == kPanel ? k / 8 * 8 : 0;
   for (int64_t j = 0; j < (whole ? kPanel : 0); j += 8)
-    for (int64_t x = 0; x < whole; x += 8) transpose_eight(w + j * k + x, k, panel + x * kPanel + j, kPanel);
+    for (int64_t x = 0; x < whole; x += 8) {
+      Eight columns[8];
+      transpose_eight(w + j * k + x, k, columns);
+      for (int i = 0; i < 8; ++i) *reinterpret_cast<Eight*>(panel + (x + i) * kPanel + j) = columns[i];
+    }
   for (int64_t x = whole; x < k; ++x)
     for (int64_t j = 0; j < kPanel; ++j) panel[x * kPanel + j] = j < width ? as_float(w[j * k + x]) : 0.0f;
+}
+
+// y[0:M, 0:width] of a matrix [N, K], for the first columns of `width` that come in whole groups; how many those are.
+template <int M, typename W>
+int64_t few_rows_transposed(const float* x, int64_t k, const W* w, int64_t width, float* y, int64_t ldy) {
+  constexpr int kGroups = M < 4 ? 4 / M : 1;  // chains in flight, while their sums stay in registers
+  int64_t whole = k / 8 * 8, done = 0;
+  for (; done + 8 * kGroups <= width; done += 8 * kGroups) {
+    const W* from = w + done * k;
+    Eight sums[kGroups][M] = {};
+    for (int64_t at = 0; at < whole; at += 8)
+      for (int g = 0; g < kGroups; ++g) {
+        Eight columns[8];
+        transpose_eight(from + 8 * g * k + at, k, columns);
+        for (int i = 0; i < 8; ++i)
+          for (int m = 0; m < M; ++m) sums[g][m] += splat_eight(x[m * k + at + i]) * columns[i];
+      }
+    for (int64_t at = whole; at < k; ++at)
+      for (int g = 0; g < kGroups; ++g) {
+        Eight column;
+        for (int lane = 0; lane < 8; ++lane) column[lane] = as_float(from[(8 * g + lane) * k + at]);
+        for (int m = 0; m < M; ++m) sums[g][m] += splat_eight(x[m * k + at]) * column;
+      }
+    for (int g = 0; g < kGroups; ++g)
+      for (int m = 0; m < M; ++m) *reinterpret_cast<Eight*>(y + m * ldy + done + 8 * g) = sums[g][m];
+  }
+  return done;
+}
+
+template <typename W>
+int64_t few_rows_transposed(int64_t m, const float* x, int64_t k, const W* w, int64_t width, float* y, int64_t ldy) {
+  switch (m) {
+    case 1: return few_rows_transposed<1>(x, k, w, width, y, ldy);
+    case 2: return few_rows_transposed<2>(x, k, w, width, y, ldy);
+    case 3: return few_rows_transposed<3>(x, k, w, width, y, ldy);
+    case 4: return few_rows_transposed<4>(x, k, w, width, y, ldy);
+    default: return 0;
+  }
 }
 
 struct Shape {
@@ -111,6 +153,7 @@ template <typename W>
 void multiply_strip(const Shape& shape, const float* x, const W* w, int64_t first, float* y) {
   int64_t k = shape.k, n = shape.n, end = std::min(first + kStrip, n);
   float* panels = scratch<0>(k * kPanels * kPanel);
+  if (shape.transposed) first += few_rows_transposed(shape.rows, x, k, w + first * k, end - first, y + first, n);
   for (int64_t at = first; at < end; at += kPanels * kPanel) {
     int64_t width = std::min(kPanels * kPanel, end - at);
     if (!shape.transposed && shape.rows <= kSomeRows && width == kPanels * kPanel) {

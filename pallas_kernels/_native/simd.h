@@ -73,9 +73,17 @@ inline Eight load_eight(const uint16_t* p) {
 #endif
 }
 
-// to[j * stride + i] = from[i * pitch + j] for i, j below 8.
+inline Eight splat_eight(float x) {
+#if defined(__AVX2__)
+  return reinterpret_cast<Eight>(_mm256_set1_ps(x));
+#else
+  return Eight{x, x, x, x, x, x, x, x};
+#endif
+}
+
+// columns[j][i] = from[i * pitch + j] for i, j below 8.
 template <typename W>
-inline void transpose_eight(const W* from, int64_t pitch, float* to, int64_t stride) {
+inline void transpose_eight(const W* from, int64_t pitch, Eight* columns) {
   Eight r[8], s[8], t[8];
   for (int i = 0; i < 8; ++i) r[i] = load_eight(from + i * pitch);
   for (int i = 0; i < 8; i += 2) {
@@ -88,10 +96,8 @@ inline void transpose_eight(const W* from, int64_t pitch, float* to, int64_t str
       t[i + 2 * j + 1] = __builtin_shufflevector(s[i + j], s[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   for (int j = 0; j < 4; ++j) {
-    Eight upper = __builtin_shufflevector(t[j], t[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    Eight lower = __builtin_shufflevector(t[j], t[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    *reinterpret_cast<Eight*>(to + j * stride) = upper;
-    *reinterpret_cast<Eight*>(to + (j + 4) * stride) = lower;
+    columns[j] = __builtin_shufflevector(t[j], t[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    columns[j + 4] = __builtin_shufflevector(t[j], t[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 }
 
