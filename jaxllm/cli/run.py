@@ -19,7 +19,7 @@ from jaxllm.cli.prompts import Job, jobs_from_file, jobs_from_flags, params_of
 from jaxllm.cli.report import print_summary, printing_report, progress_bars
 from jaxllm.cli.results import json_line
 from jaxllm.config.engine import EngineArgs
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import OutputKind, SamplingParams
 
@@ -61,7 +61,10 @@ def _jobs(values: dict[str, Any]) -> list[Job]:
     if values["prompts"] is not None:
         jobs += jobs_from_file(Path(values["prompts"]).expanduser())
     if not jobs:
-        raise ConfigError("no prompts; give --prompt TEXT (repeatable) or --prompts FILE.jsonl")
+        accepted = "give --prompt TEXT (repeatable) or --prompts FILE.jsonl"
+        model = values["model"]
+        taken = "" if model is None else f"; {shown(model)} was taken as the model"
+        raise ConfigError(f"no prompts{taken}; {accepted}")
     return jobs
 
 

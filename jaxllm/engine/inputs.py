@@ -13,7 +13,7 @@ from jaxllm.engine.bad_words import bad_word_ids
 from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError, shown
 from jaxllm.tokenizer.base import Tokenizer
-from jaxllm.types.sampling import SamplingParams, check_served, sampling_fields
+from jaxllm.types.sampling import SamplingParams, sampling_fields
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -83,8 +83,7 @@ class InputProcessor:
         return PreparedPrompt(prompt.text, ids, bad_words)
 
     def check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]] = ()) -> None:
-        """Raises: RequestError: a parameter is not served, or means nothing for this model."""
-        check_served(params)
+        """Raises: RequestError: a parameter means nothing for this model."""
         checks.check_vocabulary(params, self._vocab_size)
         checks.check_held_back(params, self._eos_ids)
         checks.check_allowed(params, self._eos_ids, bad_words)
@@ -105,7 +104,7 @@ class InputProcessor:
         """`prompt` is what `tokenize` made with the same `params`.
 
         Raises:
-            RequestError: a parameter is not served, or means nothing for this model.
+            RequestError: a parameter means nothing for this model.
         """
         self.check(params, prompt.bad_word_ids)
         _check_salt(cache_salt)
@@ -228,7 +227,7 @@ def served_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
         if name not in sampling_fields():
             continue
         try:
-            check_served(SamplingParams(**{name: value}))
+            SamplingParams(**{name: value})
         except RequestError as error:
             _log.warning("the model's generation default is left out: %s", error)
         else:

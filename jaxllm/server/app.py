@@ -13,7 +13,7 @@ from jaxllm.server import health, tokens
 from jaxllm.server.auth import KeyGuard, open_paths
 from jaxllm.server.browsers import with_cors
 from jaxllm.server.direct import DirectSend
-from jaxllm.server.errors import HTTPError, on_error, on_http_exception
+from jaxllm.server.errors import Answered, HTTPError, on_error, on_http_exception
 from jaxllm.server.openai import chat, completions, models
 from jaxllm.server.profiling import profiling_routes
 from jaxllm.server.request_ids import RequestIds
@@ -40,7 +40,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
     The layers stand around Starlette, not inside it, so that they also see its answer to an error that
     nobody foresaw. From the outside in: the root path, request ids, CORS (browsers ask without a key
-    whether they may ask), keys.
+    whether they may ask), keys, the end of exceptions that are answered.
     """
     config = state.config
     app = Starlette(
@@ -55,5 +55,5 @@ def create_app(state: ServerState) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a redirect would answer where the route table does not
     app.state.server = state
-    guarded = KeyGuard(app, api_keys=config.api_keys, open_paths=open_paths(config))
+    guarded = KeyGuard(Answered(app), api_keys=config.api_keys, open_paths=open_paths(config))
     return DirectSend(RootPath(RequestIds(with_cors(guarded, config)), config.root_path))

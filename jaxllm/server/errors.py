@@ -22,6 +22,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxllm.errors import CapacityError, EngineDead, JaxLLMError, RequestError
 
@@ -122,6 +123,30 @@ async def on_error(_request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect) or (isinstance(error, Interrupted) and error.client_left):
         return Response(status_code=CLIENT_GONE)
     return reply_for(error).response()
+
+
+class Answered:
+    """Middleware that takes an exception as dealt with where its answer is out.
+
+    Starlette raises an unforeseen one again behind the 500; the connection would be closed for it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = False
+
+        async def watch(message: Message) -> None:
+            nonlocal is_whole
+            await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception:
+            if not is_whole:
+                raise
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

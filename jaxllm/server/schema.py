@@ -7,8 +7,8 @@ answered with the value that was sent, and so that unknown field names can be lo
 from __future__ import annotations
 
 import logging
-import math
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +18,11 @@ from jaxllm.errors import RequestError
 logger = logging.getLogger("jaxllm.server")
 
 _MAX_REMEMBERED_NAMES = 1000
+# Of the search for a number that is out of range, which every level reads once more.
+_MAX_SEARCHED_BYTES = 65536  # below the field itself
+_MAX_SEARCHED_LEVELS = 4
+_MAX_SHOWN_CHARS = 77
+_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what follows the number is wrong as well
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -180,20 +185,55 @@ def _decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _too_large(body: bytes) -> RequestError:
-    """A number such as 1e400: the message shows it, with the field before it where that is easy to see."""
+    """A number such as 1e400, or one of thousands of digits: the message shows it and its field."""
     accepted = "accepted: numbers up to 1.8e308"
-    for field, number in _FIELD_AND_FLOAT.findall(body[:_MAX_SEARCHED_BYTES].decode(errors="replace")):
-        if math.isinf(float(number)):
-            return RequestError(f"{field}={number[:80]} is out of range; {accepted}", param=field)
-    return RequestError(f"the body holds a number that is out of range; {accepted}")
+    path, found = _path_of_too_large(body)
+    if not path:  # no object, or a field is given twice and the one that counts is sound
+        return RequestError(f"the body holds a number that is out of range; {accepted}")
+    number = found[:_MAX_SHOWN_CHARS].decode(errors="replace") + ("..." if len(found) > _MAX_SHOWN_CHARS else "")
+    return RequestError(f"{''.join(path)}={number} is out of range; {accepted}", param=path[0])
+
+
+def _path_of_too_large(body: bytes) -> tuple[list[str], bytes]:
+    """Where in an object that does not decode the first such number stands, and the text there."""
+    path: list[str] = []
+    while len(path) < _MAX_SEARCHED_LEVELS and (not path or len(body) <= _MAX_SEARCHED_BYTES):
+        member = _undecodable_member(body.strip())
+        if member is None or not (path or isinstance(member[0], str)):
+            break
+        name, body = member
+        name = name[:_MAX_SHOWN_CHARS] if isinstance(name, str) else name
+        path.append(f"[{name!r}]" if path else str(name))
+    return path, body
+
+
+def _undecodable_member(container: bytes) -> tuple[str | int, bytes] | None:
+    """The first entry of an object or a list that holds such a number; None where none can be found."""
+    for name, entry in _members(container):
+        try:
+            msgspec.json.decode(entry)
+        except msgspec.ValidationError:
+            return name, bytes(entry)
+        except _BROKEN:
+            break
+    return None
+
+
+def _members(container: bytes) -> Iterable[tuple[str | int, msgspec.Raw]]:
+    try:
+        if container.startswith(b"{"):
+            return msgspec.json.decode(container, type=dict[str, msgspec.Raw]).items()
+        if container.startswith(b"["):
+            return enumerate(msgspec.json.decode(container, type=list[msgspec.Raw]))
+    except _BROKEN:
+        pass
+    return ()
 
 
 def _field_names(schema: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(schema.__struct_fields__)
 
 
-_FIELD_AND_FLOAT = re.compile(r'"([A-Za-z_]\w{0,63})"\s*:\s*(-?\d{1,1000}(?:\.\d{1,1000})?[eE]\+?\d{1,1000})\b')
-_MAX_SEARCHED_BYTES = 65536
 _PATH = re.compile(r"^(?P<reason>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 
 

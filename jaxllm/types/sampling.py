@@ -56,7 +56,7 @@ class SamplingParams:
     `max_tokens=0` is accepted with `prompt_logprobs` alone: the prompt is scored and nothing generated.
 
     Raises:
-        RequestError: a value is outside its range; `param` names the field.
+        RequestError: a value is outside its range, or asks for what is not served yet; `param` names the field.
     """
 
     n: int = 1
@@ -104,6 +104,7 @@ class SamplingParams:
         _check_kinds(self)
         _check_numbers(self)
         _check_lengths(self)
+        _check_served(self)
         if self.seed == -1:
             _freeze(self, "seed", None)
         if self.top_k == -1:
@@ -149,23 +150,15 @@ class BeamSearchParams:
                 raise _fail(name, getattr(self, name), "true or false")
 
 
-# Fields whose meaning is not served yet, with the one value that asks for nothing.
-_UNSERVED: dict[str, Any] = {
-    "structured_outputs": None,
-    "thinking_token_budget": None,
-}
+_UNSERVED = ("structured_outputs", "thinking_token_budget")
 
 
-def check_served(params: SamplingParams) -> None:
-    """Refuse a field that this version does not honour yet, rather than ignore it.
-
-    Raises:
-        RequestError: naming the field, its value and the value that is accepted.
-    """
-    for name, neutral in _UNSERVED.items():
-        value = getattr(params, name)
-        if value != neutral and value not in ({}, ()):
-            raise RequestError(f"{name}={shown(value)} is not served yet; accepted: {neutral!r}", param=name)
+def _check_served(params: SamplingParams) -> None:
+    """Refuse a field that this version does not honour yet, rather than ignore it."""
+    for name in _UNSERVED:
+        value: Any = getattr(params, name)
+        if value is not None and not _is_empty(value):
+            raise RequestError(f"{name}={shown(value)} is not served yet; accepted: None", param=name)
 
 
 def sampling_fields() -> tuple[str, ...]:
@@ -224,6 +217,10 @@ def _listed(value: Any) -> tuple[Any, ...] | None:
     """The items of a list or the like; None for what has no items, or has them as text or under names."""
     is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return tuple(cast("Iterable[Any]", value)) if is_list else None
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
 
 
 def _is_int(value: Any) -> TypeGuard[int]:

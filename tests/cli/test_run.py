@@ -70,7 +70,8 @@ def test_ignore_eos_runs_to_the_full_length(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        ([], "--prompt"),
+        ([], "no prompts; give --prompt TEXT"),
+        (["The sky is"], "no prompts; 'The sky is' was taken as the model; give --prompt TEXT"),
         (["--prompt", ""], "--prompt 1: prompt is empty"),
         (["--prompt", "fine", "--prompt", "x " * 200], "--prompt 2: the prompt has"),
         (["--prompt", "a", "--temperature", "7"], "temperature=7.0"),

@@ -53,9 +53,11 @@ def test_perplexity_on_gsm8k_is_that_of_transformers() -> None:
 
 @pytest.mark.slow
 def test_the_tool_prints_what_the_engine_scored() -> None:
-    tool = [sys.executable, str(REPO / "scripts/eval/perplexity"), "--text", str(ROWS), "--jsonl", "--json"]
+    tool = [sys.executable, "-m", "scripts.eval.perplexity", "--text", str(ROWS), "--jsonl", "--json"]
     options = ["--window", str(WINDOW), "--max-windows", "1", "--dtype", "float32"]
-    found = json.loads(subprocess.run([*tool, *options], check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run([*tool, *options], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     assert found["nll"] == pytest.approx(FIRST_WINDOW_NLL, abs=1e-4)
     assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
     assert found["num_tokens"] == WINDOW - 1

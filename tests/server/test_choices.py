@@ -8,8 +8,9 @@ import pytest
 
 from jaxllm.engine.inputs import TextPrompt, TokensPrompt
 from jaxllm.types.sampling import BeamSearchParams, RepetitionDetection, SamplingParams
+from tests.helpers.scripted_engine import scripted
 from tests.server.canned import Canned, CannedEngine, ask, logprob_of
-from tests.server.harness import events_of
+from tests.server.harness import events_of, running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -203,6 +204,16 @@ def test_prompts_are_cut_at_the_side_asked_for() -> None:
     for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -1, "max_tokens": 10**9}):
         refused = ask(CannedEngine([ONE]), TEXT, {"prompt": "hi", "truncation_side": "right", **wrong})
         assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("prompt", "named"), [("", "prompt is empty"), (["hi", ""], "prompt[1]: prompt is empty")])
+def test_an_empty_prompt_is_called_that_whichever_side_is_cut(prompt: Any, named: str, side: str) -> None:
+    with running(scripted()) as served:
+        reply = served.complete(prompt, truncate_prompt_tokens=3, truncation_side=side)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(f"{named}; accepted: text")
+    assert reply.json()["error"]["param"] == named.partition(":")[0].partition(" ")[0]
 
 
 def test_the_prompts_text_can_be_given_back_also_of_ids_and_where_it_was_cut() -> None:

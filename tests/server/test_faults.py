@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -112,6 +113,24 @@ def test_an_unforeseen_error_is_500_without_detail(monkeypatch: pytest.MonkeyPat
         assert reply.json()["error"]["type"] == "server_error"
         assert "secret" not in reply.text
         assert reply.headers["x-request-id"] == "mine"
+
+
+def test_a_connection_outlives_an_unforeseen_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(scripted()) as served:
+        monkeypatch.setattr(ServerState, "resolve_model", lambda self, name: 1 / 0)
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        connection = http.client.HTTPConnection(*address, timeout=10)
+        connection.connect()
+        first = connection.sock
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/completions"):
+            connection.request("POST", path, body='{"prompt": "hi"}')
+            reply = connection.getresponse()
+            assert (reply.status, reply.getheader("connection")) == (500, None)
+            reply.read()
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        assert connection.sock is first
+        connection.close()
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))

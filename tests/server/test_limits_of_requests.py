@@ -109,11 +109,37 @@ def test_sec_02_integers_beyond_any_range_are_400_or_cut(served: Running, field:
     assert served.get("/health").status_code == 200
 
 
-def test_sec_02_numbers_inside_lists_and_objects_too(served: Running) -> None:
-    for members in ('"logit_bias": {"5": 1e400}', f'"logit_bias": {{"5": {HUGE}}}', f'"stop_token_ids": [{HUGE}]'):
-        reply = _posted(served, members)
-        assert reply.status_code == 400, members
-        assert reply.json()["error"]["message"]
+LONG = "7" * 5001  # more digits than Python reads at once
+TOO_LARGE = {
+    '"logit_bias": {"5": 1e400}': "logit_bias['5']=1e400 is out of range",
+    f'"logit_bias": {{"6": 1, "5": {HUGE}}}': 'logit_bias={"6":1,"5":1000',
+    f'"logit_bias": {{"5": {LONG}}}': "logit_bias['5']=7777",
+    f'"stop_token_ids": [{HUGE}]': "stop_token_ids holds 1000",
+    f'"stop_token_ids": [3, -{LONG}]': "stop_token_ids[1]=-7777",
+    **{f'"{name}": {LONG}': f"{name}=7777" for name in ("seed", "max_tokens", "min_tokens", "n", "top_p")},
+    f'"min_tokens": {HUGE}': "min_tokens=1000",
+    '"vllm_xargs": {"a": [{"b": {"c": -1e999}}]}': "vllm_xargs['a'][0]['b']={\"c\": -1e999}",
+    f'"unheard_of": {LONG}': "unheard_of=7777",
+}
+
+
+@pytest.mark.parametrize(("members", "named"), TOO_LARGE.items(), ids=lambda text: text[:30])
+def test_sec_02_a_number_that_nothing_holds_is_shown_with_its_field(served: Running, members: str, named: str) -> None:
+    error = _posted(served, members).json()["error"]
+    assert error["param"] == members.split('"')[1]
+    assert named in error["message"] and "accepted" in error["message"]
+    assert len(error["message"]) < 250
+
+
+def test_sec_02_a_number_that_nothing_holds_is_400_in_every_body(served: Running) -> None:
+    for body in ("1e400", "[1e400]", '{"a": 1e400', '{"a": 1e400, "a": 1}', '{"a":' * 900 + "1e400" + "}" * 900):
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            reply = served.http.post(path, content=body, headers={"content-type": "application/json"})
+            assert reply.status_code == 400
+            assert len(reply.json()["error"]["message"]) < 250
+
+
+def test_sec_02_numbers_inside_lists_too(served: Running) -> None:
     for members in (f'"allowed_token_ids": [{HUGE}]', f'"logprobs": 0, "logprob_token_ids": [{HUGE}]'):
         assert _posted(served, members).status_code == 400, members
     assert served.complete("hi").status_code == 200

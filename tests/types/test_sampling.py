@@ -50,6 +50,17 @@ def test_a_wrong_value_is_a_request_error_that_names_its_field(make: Make, field
     assert refused.value.param in fields
 
 
+@pytest.mark.parametrize("name", ["structured_outputs", "thinking_token_budget"])
+def test_what_is_not_served_yet_is_refused_before_anything_runs(name: str) -> None:
+    for value in ({"regex": "a"}, "a", 3, 0, [1]):
+        with pytest.raises(RequestError) as refused:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert refused.value.param == name
+        assert "accepted" in str(refused.value)
+        assert repr(value) in str(refused.value)
+    assert getattr(SamplingParams(**{name: None}), name) is None  # type: ignore[arg-type]
+
+
 def test_a_bias_is_cut_to_its_limits() -> None:
     assert SamplingParams(logit_bias={3: 1e300, 4: -101, 5: 1}).logit_bias == {3: BIAS_LIMIT, 4: -BIAS_LIMIT, 5: 1.0}
 

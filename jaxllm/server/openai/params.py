@@ -18,7 +18,6 @@ from jaxllm.types.sampling import (
     BeamSearchParams,
     OutputKind,
     SamplingParams,
-    check_served,
 )
 
 COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default for /v1/completions; chat may use all that fits
@@ -139,7 +138,6 @@ def _asked(
             params = beam_params(request, num_choices, limit)
         else:
             params = SamplingParams(**_values(request, context, max_tokens, logprobs))
-            check_served(params)
     except RequestError as error:
         raise respelled(error, spelling) from None
     return Asked(params, num_choices, spelling)
@@ -246,4 +244,5 @@ def _check_sizes(request: GenerationRequest) -> None:
     limits.check_count("allowed_token_ids", request.allowed_token_ids or [], limits.MAX_ALLOWED_TOKEN_IDS)
     limits.check_count("logit_bias", request.logit_bias or {}, MAX_LOGIT_BIAS)
     if request.min_tokens is not None and request.min_tokens > limits.INT32_MAX:
-        raise RequestError(f"min_tokens is out of range; accepted: at most {limits.INT32_MAX}", param="min_tokens")
+        message = f"min_tokens={shown(request.min_tokens)} is out of range; accepted: at most {limits.INT32_MAX}"
+        raise RequestError(message, param="min_tokens")

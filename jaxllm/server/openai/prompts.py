@@ -67,8 +67,16 @@ def cut_from_the_right(
         asked_for = f"truncate_prompt_tokens={params.truncate_prompt_tokens}"
         message = f"{asked_for} leaves no prompt; accepted: at least 1, or -1 with a max_tokens that leaves room"
         raise RequestError(message, param="truncate_prompt_tokens")
-    cut = [TokensPrompt(_ids(engine, prompt)[:count]) for prompt in prompts]
+    cut = [_first_tokens(engine, prompt, count) for prompt in prompts]
     return cut, replace(asked, params=replace(params, truncate_prompt_tokens=None))
+
+
+def _first_tokens(engine: ServingEngine, prompt: Prompt, count: int) -> Prompt:
+    """A prompt without text or tokens stays as it is, for the engine to refuse as what it is."""
+    if isinstance(prompt, TextPrompt) and not prompt.text:
+        return prompt
+    ids = _ids(engine, prompt)
+    return TokensPrompt(ids[:count]) if ids else prompt
 
 
 def _ids(engine: ServingEngine, prompt: Prompt) -> Sequence[int]:
