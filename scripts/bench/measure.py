@@ -18,6 +18,9 @@ Row = dict[str, Any]
 _TIMEOUT_S = 600.0
 
 
+_JUDGED_S = 0.5  # processor time comes in hundredths of a second: of a shorter run they say nothing
+
+
 @dataclass(frozen=True, slots=True)
 class Doubts:
     """From where on a row is marked suspect."""
@@ -30,7 +33,7 @@ class Doubts:
         if row.get("max_lag_s", 0.0) > self.lag_s:
             reasons.append(f"the client was {row['max_lag_s']:.2f} s late")
         other = (row.get("other_cpu") or 0.0) + row.get("stolen_cpu", 0.0)
-        if other > self.other_cpu:
+        if other > self.other_cpu and row.get("wall_s", _JUDGED_S) >= _JUDGED_S:
             reasons.append(f"others used {other:.2f} cores")
         if row.get("errors"):
             reasons.append("requests failed")
