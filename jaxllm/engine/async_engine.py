@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 
 from jaxllm.engine.beam_run import BeamLimits, BeamRun
 from jaxllm.engine.front_end import FrontEnd, id_in_use
@@ -14,10 +13,10 @@ from jaxllm.engine.inputs import PreparedPrompt, Prompt, TextPrompt, served_defa
 from jaxllm.engine.merge import join_deltas
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.parts import EngineParts
+from jaxllm.engine.profiler import Profiled
 from jaxllm.metrics.prometheus import PrometheusMetrics
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 OnText = Callable[[str], bool]  # whether it took the text; must not raise
@@ -25,7 +24,7 @@ OnText = Callable[[str], bool]  # whether it took the text; must not raise
 _THREAD_CHARS = 8192  # longer prompts are tokenised off the event loop, which must stay responsive
 
 
-class AsyncEngine:
+class AsyncEngine(Profiled):
     """Serves many callers on one event loop. Its methods belong to that loop's thread.
 
     Attributes: tokenizer, max_model_len (tokens), model_name, default_params (the model's own
@@ -146,26 +145,6 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         return self._front.stats()
-
-    def step_profiles(self) -> list[StepProfile]:
-        """Where the time of each step since the last call went; the last 8,192 of each device are kept."""
-        return self._front.step_profiles()
-
-    def start_profile(self, folder: str | Path) -> None:
-        """Begin a trace of the device and of Python, to be written under `folder`.
-
-        Raises:
-            RequestError: one is being taken already, this engine has no device, or the folder cannot be made.
-        """
-        self._profiler.start(folder)
-
-    def stop_profile(self) -> Path:
-        """End the trace and write it; returns its folder.
-
-        Raises:
-            RequestError: none is being taken, or it cannot be written.
-        """
-        return self._profiler.stop()
 
     async def close(self) -> None:
         """Abort what is open, stop the engine thread, release the device. Safe to call twice."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -14,17 +13,17 @@ from jaxllm.engine.inputs import PreparedPrompt, Prompt, served_defaults
 from jaxllm.engine.merge import join_deltas
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.parts import EngineParts
+from jaxllm.engine.profiler import Profiled
 from jaxllm.errors import RequestError
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
-from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
 
 OnUpdate = Callable[[RequestOutput], None]
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Profiled):
     """Runs batches of requests. Not thread-safe: one call at a time."""
 
     def __init__(self, parts: EngineParts) -> None:
@@ -94,26 +93,6 @@ class Engine:
     def stats(self) -> EngineStats:
         self._front.pump()
         return self._front.stats()
-
-    def step_profiles(self) -> list[StepProfile]:
-        """Where the time of each step since the last call went; the last 8,192 of each device are kept."""
-        return self._front.step_profiles()
-
-    def start_profile(self, folder: str | Path) -> None:
-        """Begin a trace of the device and of Python, to be written under `folder`.
-
-        Raises:
-            RequestError: one is being taken already, this engine has no device, or the folder cannot be made.
-        """
-        self._profiler.start(folder)
-
-    def stop_profile(self) -> Path:
-        """End the trace and write it; returns its folder.
-
-        Raises:
-            RequestError: none is being taken, or it cannot be written.
-        """
-        return self._profiler.stop()
 
     def close(self) -> None:
         """Stop the engine's threads and release the devices. Safe to call twice."""

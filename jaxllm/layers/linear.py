@@ -75,22 +75,18 @@ def matmul(x: jax.Array, weight: Matrix, num_rows: jax.Array | None = None) -> j
     if isinstance(weight, StackedMatrix):
         return pallas_kernels.stacked_matmul(x, weight.stack, weight.layer, num_rows=num_rows)
     if isinstance(weight, LayerMatrix):
-        return lax.switch(weight.layer, [partial(_dot, weight=m, weight_axis=0) for m in weight.matrices], x)
-    return _dot(x, weight, weight_axis=0)
+        return lax.switch(weight.layer, [partial(_dot, weight=m) for m in weight.matrices], x)
+    return _dot(x, weight)
 
 
 def matmul_transposed(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
     """x [T, in] times weight [out, in], without a transposed copy of it -> [T, out] float32; `num_rows` as above."""
-    if x.dtype == weight.dtype and has_native_matmul(weight.dtype):
-        return pallas_kernels.stacked_matmul(x, weight[None], 0, num_rows=num_rows, transposed=True)
-    return _dot(x, weight, weight_axis=1)
+    return pallas_kernels.stacked_matmul(x, weight[None], 0, num_rows=num_rows, transposed=True)
 
 
-def _dot(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
-    # Accelerators multiply float32 in bfloat16 or TF32 pieces unless told otherwise.
-    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else lax.Precision.DEFAULT
-    contracted = (((1,), (weight_axis,)), ((), ()))
-    return lax.dot_general(x, weight, contracted, precision=precision, preferred_element_type=jnp.float32)
+def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """XLA's own, whatever else there is: the form that it can fuse, and slice where layers are scanned."""
+    return pallas_kernels.stacked_matmul(x, weight[None], 0, implementation="xla")
 
 
 class Linear(nnx.Module):

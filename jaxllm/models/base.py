@@ -125,7 +125,7 @@ class SplitModel:
         if path in self._apart:
             return LayerMatrices(tuple(itertools.islice(rest, self._apart[path])))
         leaf = next(rest)
-        return LayerStack(leaf) if self.matrices == "whole" and _is_stack(path, self.params[path]) else leaf
+        return LayerStack(leaf) if self.matrices == "whole" and _is_matrix(path, self.params[path]) else leaf
 
 
 def split_model(
@@ -178,7 +178,12 @@ def _best_matrices(dtype: jnp.dtype) -> Matrices:
 
 def _is_stack(path: str, parameter: jax.ShapeDtypeStruct) -> bool:
     """Whether it holds a matrix of several layers; vectors are small enough to be sliced."""
-    return path.startswith("runs.") and parameter.ndim == 3 and parameter.shape[0] > 1
+    return _is_matrix(path, parameter) and parameter.shape[0] > 1
+
+
+def _is_matrix(path: str, parameter: jax.ShapeDtypeStruct) -> bool:
+    """Whether it holds the matrices of a run's layers, or of its only one."""
+    return path.startswith("runs.") and parameter.ndim == 3
 
 
 def _parameters(

@@ -14,7 +14,9 @@ def why_not(problem: Problem) -> str | None:
 
 
 def run(operands: Operands, problem: Problem) -> jax.Array:
-    weight = lax.dynamic_index_in_dim(operands.weights, operands.index, keepdims=False)
+    weights = operands.weights
+    # Of a stack of one nothing is sliced, and so nothing copied.
+    weight = weights[0] if weights.shape[0] == 1 else lax.dynamic_index_in_dim(weights, operands.index, keepdims=False)
     # Accelerators multiply float32 in bfloat16 or TF32 pieces unless told otherwise.
     precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else lax.Precision.DEFAULT
     contracted = (((1,), (1 if problem.transposed else 0,)), ((), ()))

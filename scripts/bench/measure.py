@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxllm.bench.load import LoadRun
 from scripts.bench import usage
 from scripts.bench.peer_server import PeerServer
-from scripts.bench.stream_client import Answer, Run, run_workload
+from scripts.bench.stream_client import run_workload
 from scripts.bench.workload import Workload
 
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def start(server: PeerServer, first: Workload, timeout_s: float, doubts: Doubts)
     row: Row = {
         "wall_s": wall_s,
         "ready_s": ready_s,
-        "first_token_s": wall_s - run.wall_s + answer.token_times[0],
+        "first_token_s": wall_s - run.duration_s + answer.chunk_times[0] - run.start_s,
         "server_cpu_s": server_s,
         "other_cpu": None if server_s is None else (after.busy_s - before.busy_s - server_s) / wall_s,
         "stolen_cpu": (after.stolen_s - before.stolen_s) / wall_s,
@@ -79,41 +79,34 @@ def start(server: PeerServer, first: Workload, timeout_s: float, doubts: Doubts)
     return {**row, "suspect": doubts.of(row)}
 
 
-def _amounts(run: Run) -> Row:
+def _amounts(run: LoadRun) -> Row:
     good = [answer for answer in run.answers if not answer.error]
-    prompt_tokens = sum(answer.usage.get("prompt_tokens") or answer.request.num_prompt_tokens for answer in good)
-    output_tokens = sum(answer.num_output_tokens for answer in good)
+    prompt_tokens = sum(answer.prompt_tokens for answer in good)
+    output_tokens = sum(answer.output_tokens for answer in good)
     return {
-        "wall_s": run.wall_s,
+        "wall_s": run.duration_s,
         "requests": len(run.answers),
         "errors": sorted({answer.error for answer in run.answers if answer.error})[:3],
         "num_errors": len(run.answers) - len(good),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "wanted_tokens": sum(answer.request.max_tokens for answer in run.answers),
-        "chunks": sum(len(answer.token_times) for answer in good),
-        "output_tok_s": output_tokens / run.wall_s,
-        "total_tok_s": (prompt_tokens + output_tokens) / run.wall_s,
+        "chunks": sum(len(answer.chunk_times) for answer in good),
+        "output_tok_s": output_tokens / run.duration_s,
+        "total_tok_s": (prompt_tokens + output_tokens) / run.duration_s,
     }
 
 
-def _latencies(run: Run) -> Row:
+def _latencies(run: LoadRun) -> Row:
     """TTFT: to the first chunk with text. ITL: between such chunks. TPOT: a request's mean time a token after it."""
     good = [answer for answer in run.answers if not answer.error]
-    ttft = [answer.token_times[0] - answer.sent_s for answer in good]
-    itl = [later - sooner for answer in good for sooner, later in itertools.pairwise(answer.token_times)]
-    tpot = [t for t in map(_seconds_a_token, good) if t is not None]
+    itl = [gap for answer in good for gap in answer.itl_s]
     return {
-        **_spread("ttft", ttft),
+        **_spread("ttft", [answer.ttft_s for answer in good]),
         **_spread("itl", itl),
-        **_spread("tpot", tpot),
+        **_spread("tpot", [answer.tpot_s for answer in good if answer.tpot_s is not None]),
         "bundled": sum(gap < 0.001 for gap in itl) / len(itl) if itl else None,  # chunks that came together
     }
-
-
-def _seconds_a_token(answer: Answer) -> float | None:
-    num_later = answer.num_output_tokens - 1
-    return (answer.token_times[-1] - answer.token_times[0]) / num_later if num_later > 0 else None
 
 
 def _spread(name: str, values: list[float]) -> Row:
@@ -123,7 +116,7 @@ def _spread(name: str, values: list[float]) -> Row:
     return {f"{name}_mean_s": float(np.mean(values)), f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
 
 
-def _shares(run: Run, before: usage.Clocks, after: usage.Clocks) -> Row:
+def _shares(run: LoadRun, before: usage.Clocks, after: usage.Clocks) -> Row:
     """CPU seconds of the server, of the client, and the cores that all others used meanwhile."""
     busy_s, stolen_s = after.busy_s - before.busy_s, after.stolen_s - before.stolen_s
     server_s = None
@@ -131,10 +124,10 @@ def _shares(run: Run, before: usage.Clocks, after: usage.Clocks) -> Row:
         server_s = after.server_s - before.server_s
     return {
         "server_cpu_s": server_s,
-        "client_cpu_s": run.cpu_s,
-        "other_cpu": None if server_s is None else max(busy_s - server_s - run.cpu_s, 0.0) / run.wall_s,
-        "stolen_cpu": stolen_s / run.wall_s,
-        "max_lag_s": run.max_lag_s,
+        "client_cpu_s": run.client_cpu_s,
+        "other_cpu": None if server_s is None else max(busy_s - server_s - run.client_cpu_s, 0.0) / run.duration_s,
+        "stolen_cpu": stolen_s / run.duration_s,
+        "max_lag_s": max(run.lags_s),
     }
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 if TYPE_CHECKING:
-    from jaxllm.layers.batch import Bucket
     from jaxllm.runner.runner import Runner
 
 
@@ -45,9 +44,13 @@ class StepSize:
 
 
 def step_size(runner: Runner, rows: Rows, page_size: int) -> StepSize:
-    """Of the program that runs `rows`: padding is computed like everything else, and so counts."""
-    bucket = runner.buckets.choose(rows.num_rows * rows.num_tokens, rows.num_rows)
-    return StepSize(_weight_bytes(runner), _kv_bytes(runner, rows, page_size), _flops(runner, bucket, rows))
+    """Of the program that runs `rows`. XLA computes padding too; kernels that know the real rows do not."""
+    num_tokens, num_logit_rows = rows.num_rows * rows.num_tokens, rows.num_rows
+    if runner.model.matrices != "whole":
+        bucket = runner.buckets.choose(num_tokens, rows.num_rows)
+        num_tokens, num_logit_rows = bucket.num_tokens, runner.buckets.num_logit_rows(bucket)
+    flops = _flops(runner, rows, num_tokens, num_logit_rows)
+    return StepSize(_weight_bytes(runner), _kv_bytes(runner, rows, page_size), flops)
 
 
 def _elements(runner: Runner) -> tuple[dict[str, int], dict[str, int]]:
@@ -69,12 +72,11 @@ def _kv_bytes(runner: Runner, rows: Rows, page_size: int) -> int:
     return num_read * page_bytes + rows.num_rows * rows.num_tokens * page_bytes // page_size
 
 
-def _flops(runner: Runner, bucket: Bucket, rows: Rows) -> int:
+def _flops(runner: Runner, rows: Rows, num_tokens: int, num_logit_rows: int) -> int:
     layers, head = _elements(runner)
-    num_logit_rows = runner.buckets.num_logit_rows(bucket)
     width = sum(spec.attention.num_heads * spec.attention.head_dim for spec in runner.model.config.layers)
     num_pairs = rows.num_tokens * rows.start + rows.num_tokens * (rows.num_tokens + 1) // 2  # of query and key
-    linear = 2 * bucket.num_tokens * sum(layers.values()) + 2 * num_logit_rows * sum(head.values())
+    linear = 2 * num_tokens * sum(layers.values()) + 2 * num_logit_rows * sum(head.values())
     return linear + 4 * width * num_pairs * rows.num_rows
 
 

@@ -66,7 +66,8 @@ def test_str_01_text_comes_whole_and_in_order_whoever_takes_it(takes: str) -> No
 
 def test_text_is_offered_only_to_who_waits() -> None:
     async def main() -> None:
-        async with serving(scripted(default=script(TEXT))) as engine:
+        # With time between tokens, so that the first comes alone.
+        async with serving(scripted(default=script(TEXT), step_s=0.005)) as engine:
             taken: list[str] = []
             stream = engine.stream("abc", DELTA, request_id="a", on_text=lambda text: not taken.append(text))
             first = await anext(stream)

@@ -23,7 +23,7 @@ LAYER_BYTES = 4 * (MATRIX_ELEMENTS + 2 * 64)
 
 def costs(num_tokens: int, num_pages: int = 64, implementation: str | None = None) -> tuple[float, float, int]:
     """(operations, bytes read and written, bytes of temporaries) of a step; four requests, or one token each."""
-    split = split_model(ONE_LAYER, "float32", implementation)
+    split = split_model(ONE_LAYER, "float32", implementation, matrices="scanned")
     bucket = Bucket(num_tokens, min(num_tokens, 4), 8)
     batch: Any = jax.eval_shape(lambda: make_batch([], bucket=bucket))
     leaves = tuple(split.params[name] for name in split.names)

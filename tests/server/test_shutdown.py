@@ -36,10 +36,11 @@ class Process:
         body = {"prompt": "hi", "max_tokens": max_tokens, "stream": True}
         return httpx.post(self.url + "/v1/completions", json=body, timeout=30)
 
-    def num_open(self) -> float:
+    def counts(self, *names: str) -> tuple[float, ...]:
+        """Metrics, by their names in a scrape without the prefix."""
         text = httpx.get(self.url + "/metrics").text
-        found = re.findall(r"^jaxllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        found = [re.search(rf"^jaxllm:{name}\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names]
+        return tuple(float(match[1]) if match else 0.0 for match in found)
 
 
 @contextlib.contextmanager
@@ -67,7 +68,8 @@ def process(**fields: Any) -> Iterator[Process]:
 def _start_streams(server: Process, threads: ThreadPoolExecutor, max_tokens: int) -> list[Future[httpx.Response]]:
     """Three that run and one that waits."""
     calls = [threads.submit(server.stream, max_tokens) for _ in range(4)]
-    wait_until(lambda: server.num_open() == 4, 5, "four requests are open")
+    wanted = ("num_requests_running", "num_requests_waiting", "time_to_first_token_seconds_count")
+    wait_until(lambda: server.counts(*wanted) == (3, 1, 3), 5, "three requests have a token, and one waits")
     return calls
 
 
@@ -210,7 +212,7 @@ def test_a_process_that_was_stopped_for_longer_than_the_watchdog_goes_on() -> No
     """The watchdog's limit is 1 s here."""
     with process(step_s=0.05) as server, ThreadPoolExecutor(1) as threads:
         call = threads.submit(server.stream, 60)
-        wait_until(lambda: server.num_open() == 1, 5, "it runs")
+        wait_until(lambda: server.counts("num_requests_running") == (1,), 5, "it runs")
         server.popen.send_signal(signal.SIGSTOP)
         time.sleep(4)
         server.popen.send_signal(signal.SIGCONT)

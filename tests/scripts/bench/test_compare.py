@@ -53,7 +53,7 @@ def test_servers_take_turns_and_each_measurement_is_a_row(tmp_path: Path) -> Non
     assert [doubt for doubt in doubts if not doubt.startswith("others used")] == []  # the machine may be busy
     assert not any(row["suspect"] for row in rows if row["wall_s"] < 0.1)
     assert 0 < singles["a", 0]["itl_p50_s"] < singles["a", 0]["ttft_p50_s"] + singles["a", 0]["wall_s"]
-    assert singles["a", 0]["server_cpu_s"] > 0
+    assert sum(row["server_cpu_s"] for row in rows) > 0  # a short one may end within a tick of the clock
     text = table(rows, "a")
     assert "### single" in text
     assert "× a" in text

@@ -22,7 +22,7 @@ from tests.runner.drive import PAGE_SIZE, start_oracle
 VOCAB = TINY_LLAMA.vocab_size
 
 
-def sizes(rows: Rows) -> StepSize:
+def sizes(rows: Rows, matrices: str = "scanned") -> StepSize:
     """Of a Runner in name only: two layers of one matrix each, and 256 bytes a page of 8 tokens."""
     params = {
         "embed.table": jax.ShapeDtypeStruct((VOCAB, 64), np.float32),
@@ -30,7 +30,7 @@ def sizes(rows: Rows) -> StepSize:
         "head.weight": jax.ShapeDtypeStruct((64, VOCAB), np.float32),
     }
     runner: Any = SimpleNamespace(
-        model=SimpleNamespace(params=params, head_names=("head.weight",), config=TINY_LLAMA),
+        model=SimpleNamespace(params=params, head_names=("head.weight",), config=TINY_LLAMA, matrices=matrices),
         buckets=build_buckets(4, 64, 16),
         kv_plan=SimpleNamespace(page_bytes=256),
     )
@@ -43,6 +43,12 @@ def test_a_decode_reads_the_weights_once_and_the_pages_of_each_request() -> None
     assert found.kv_bytes == 3 * 3 * 256 + 3 * 256 // 8
     linear = 2 * 4 * 2 * 64 * 100 + 2 * 4 * 64 * VOCAB
     assert found.flops == linear + 3 * 2 * 4 * 16 * 21 * 4  # requests, layers, heads, width, keys
+
+
+def test_kernels_that_know_the_real_rows_compute_no_padding() -> None:
+    padded, real = (sizes(Rows(3, 1, 20), matrices) for matrices in ("apart", "whole"))
+    assert padded.flops - real.flops == 2 * 2 * 64 * 100 + 2 * 64 * VOCAB  # a row of four
+    assert (padded.weight_bytes, padded.kv_bytes) == (real.weight_bytes, real.kv_bytes)
 
 
 def test_a_chunk_of_a_prompt_attends_to_what_is_before_each_of_its_tokens() -> None:
