@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from jaxllm.config.fields import check_settings, setting
@@ -25,6 +26,7 @@ class CacheConfig:
     memory_bytes: int | None = None  # KV budget; None: from the memory plan
     memory_utilization: float = 0.92  # of an accelerator's memory, for everything
     enable_prefix_caching: bool = True
+    partial_page_reuse: bool = True  # copy the equal part of a cached page whose end differs
     dtype: str = "float32"
 
 
@@ -34,9 +36,17 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # token budget of a step
     max_model_len: int = 8192
     policy: str = "fcfs"
+    policy_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step beside others; 0: no such limit
+    max_num_partial_prefills: int | None = None  # prompts that may be half computed at once
+    max_long_partial_prefills: int | None = None  # of those, longer than the threshold
+    decode_budget_share: float = 0.0  # of a step's budget, kept from prompts while anything decodes
+    in_batch_prefix_sharing: bool = True  # wait for a prefix that another request is computing
     async_scheduling: bool = True  # plan the next step while one is in flight
     max_num_queued_reqs: int | None = None  # waiting and running sequences together
+    max_num_queued_tokens: int | None = None  # prompt tokens of waiting sequences together
+    default_deadline_s: float | None = None  # of a request that names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +126,28 @@ class EngineArgs:
     max_num_batched_tokens: int | None = setting(None, "tokens computed in one step", human=True)
     enable_chunked_prefill: bool = setting(True, "compute long prompts piece by piece")
     scheduling_policy: str = setting("fcfs", "who runs first: a name or package.module:Class")
+    scheduling_policy_options: str | None = setting(None, "options of the policy, a JSON object")
+    long_prefill_token_threshold: int = setting(
+        0, "most tokens of one prompt in a step that others share; 0: as many as fit", human=True
+    )
+    max_num_partial_prefills: int | None = setting(None, "prompts that may be half computed at once")
+    max_long_partial_prefills: int | None = setting(None, "of those, prompts longer than long_prefill_token_threshold")
+    decode_budget_share: float = setting(
+        0.0, "share of a step's tokens that prompts may not take while anything decodes, 0 to below 1"
+    )
+    in_batch_prefix_sharing: bool = setting(True, "wait for a prompt beginning that another request is computing")
     async_scheduling: bool = setting(True, "plan the next step while one runs")
     max_num_queued_reqs: int | None = setting(
         None, "refuse requests while this many sequences wait or run (a request counts n)", human=True
     )
+
+    max_num_queued_tokens: int | None = setting(
+        None, "refuse requests while waiting prompts hold this many tokens", human=True
+    )
+    default_deadline_s: float | None = setting(
+        None, "seconds after which a request that names no deadline ends, whatever it has", "default-deadline"
+    )
+    record_trace: str | None = setting(None, "file to write arrivals, decisions and tokens to, step by step")
 
     page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")
     num_pages: int | None = setting(
@@ -133,6 +161,10 @@ class EngineArgs:
         "auto", "auto: as dtype, but float32 for float16 on CPU"
     )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
+    partial_page_reuse: bool = setting(True, "copy the equal part of a cached page whose end differs")
+    kv_events_config: str | None = setting(
+        None, "publish pages stored and removed: JSON with enable_kv_cache_events, publisher, endpoint, topic"
+    )
 
     attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
     executor: str = setting("device", "device, or scripted:FILE.json for a stand-in without a model")
@@ -154,8 +186,12 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name in ("max_num_queued_reqs", "kv_cache_memory_bytes", "data_parallel_size"):
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "kv_cache_memory_bytes", "data_parallel_size"):
             _in_range(self, name, 1)
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
+            _in_range(self, name, 1)
+        _in_range(self, "long_prefill_token_threshold", 0, _INT32_MAX)
+        json_object("scheduling_policy_options", self.scheduling_policy_options)
         _in_range(self, "max_logprobs", -1, _INT32_MAX)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _in_range(self, name, 1, _INT32_MAX)
@@ -243,6 +279,7 @@ def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization,
         enable_prefix_caching=args.enable_prefix_caching,
+        partial_page_reuse=args.partial_page_reuse,
         dtype=auto_dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
     )
 
@@ -265,9 +302,17 @@ def resolve_scheduler(args: EngineArgs, model: ModelConfig | None, backend: Back
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         policy=args.scheduling_policy,
+        policy_options=json_object("scheduling_policy_options", args.scheduling_policy_options),
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_num_partial_prefills=args.max_num_partial_prefills,
+        max_long_partial_prefills=args.max_long_partial_prefills,
+        decode_budget_share=args.decode_budget_share,
+        in_batch_prefix_sharing=args.in_batch_prefix_sharing,
         enable_chunked_prefill=args.enable_chunked_prefill,
         async_scheduling=args.async_scheduling,
         max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+        default_deadline_s=args.default_deadline_s,
     )
 
 
@@ -285,6 +330,21 @@ def _step_limits(args: EngineArgs, max_model_len: int, defaults: _Defaults) -> t
             "enable_chunked_prefill=False; accepted: at least that, or chunked prefill"
         )
     return budget, num_seqs
+
+
+def json_object(name: str, text: str | None) -> dict[str, Any]:
+    """The object that a setting's text is; empty for None.
+
+    Raises:
+        ConfigError: it is not JSON, or not an object.
+    """
+    try:
+        value: Any = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}={text!r}; accepted: a JSON object")
+    return cast("dict[str, Any]", value)
 
 
 def _in_range(config: object, name: str, low: float, high: float = float("inf"), *, hint: str = "") -> None:
@@ -305,6 +365,12 @@ def _check_shares(args: EngineArgs) -> None:
         raise ConfigError(
             f"gpu_memory_utilization={args.gpu_memory_utilization} is out of range; accepted: above 0, at most 1"
         )
+    if not 0 <= args.decode_budget_share < 1:
+        raise ConfigError(
+            f"decode_budget_share={args.decode_budget_share} is out of range; accepted: at least 0, below 1"
+        )
+    if args.default_deadline_s is not None and not args.default_deadline_s > 0:
+        raise ConfigError(f"default_deadline_s={args.default_deadline_s} is out of range; accepted: above 0")
     if not args.watchdog_s > 0:
         raise ConfigError(f"watchdog_s={args.watchdog_s} is out of range; accepted: above 0")
 
@@ -360,11 +426,6 @@ _NO_TEMPLATE_KWARGS = frozenset(
 
 
 def _check_template_kwargs(text: str | None) -> None:
-    try:
-        value: Any = {} if text is None else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"default_chat_template_kwargs={text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"default_chat_template_kwargs={text!r}; accepted: a JSON object")
-    for name in _NO_TEMPLATE_KWARGS & cast("dict[str, Any]", value).keys():
+    value = json_object("default_chat_template_kwargs", text)
+    for name in _NO_TEMPLATE_KWARGS & value.keys():
         raise ConfigError(f"default_chat_template_kwargs sets {name}, which belongs to requests; accepted: other names")

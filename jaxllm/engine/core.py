@@ -79,6 +79,7 @@ class EngineCore:
             cache_salt=message.cache_salt,
             bad_word_ids=message.bad_word_ids,
             fork_of=message.fork_of,
+            service=message.service,
         )
         try:
             self._scheduler.add(request)

@@ -13,6 +13,7 @@ import msgspec
 from jaxllm.metrics.stats import CoreStats
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 from jaxllm.types.step import Logprobs, PromptLogprobs
 
 
@@ -33,6 +34,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     cache_salt: str | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     fork_of: str | None = None
+    service: ServiceParams = DEFAULT_SERVICE
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):

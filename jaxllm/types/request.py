@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 
 class RequestStatus(enum.Enum):
@@ -39,6 +40,7 @@ class Request:
     priority: int = 0
     adapter_id: str | None = None
     cache_salt: str | None = None
+    service: ServiceParams = DEFAULT_SERVICE
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that the output may not hold
     fork_of: str | None = None  # first sibling of the same prompt, whose KV this one takes over once it is there
     media_keys: tuple[tuple[str, int, int], ...] = ()  # (content hash, first token, num tokens)
