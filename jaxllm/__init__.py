@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxllm.types.outputs import CompletionOutput, RequestOutput
     from jaxllm.types.processors import LogitsProcessor
     from jaxllm.types.sampling import BeamSearchParams, SamplingParams
+    from jaxllm.types.service import ServiceParams
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "LogitsProcessor",
     "RequestOutput",
     "SamplingParams",
+    "ServiceParams",
     "__version__",
 ]
 
@@ -33,6 +35,7 @@ _HOMES = {
     "LogitsProcessor": "jaxllm.types.processors",
     "RequestOutput": "jaxllm.types.outputs",
     "SamplingParams": "jaxllm.types.sampling",
+    "ServiceParams": "jaxllm.types.service",
 }
 
 

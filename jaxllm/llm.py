@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxllm.build import Progress, build_chat_template, build_parts
 from jaxllm.config.engine import EngineArgs
 from jaxllm.config.fields import settings_of
-from jaxllm.engine.engine import Engine, at_index
+from jaxllm.engine.engine import Engine, Terms, at_index
 from jaxllm.engine.inputs import Prompt, TextPrompt, TokensPrompt
 from jaxllm.errors import ConfigError, RequestError, shown
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.processors import LogitsProcessor
 from jaxllm.types.profile import StepProfile
 from jaxllm.types.sampling import BeamSearchParams, SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 from jaxllm.types.startup import StartupReport
 
 if TYPE_CHECKING:
@@ -80,12 +81,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_update: OnUpdate | None = None,
+        priority: int | Sequence[int] = 0,
+        service: ServiceParams | Sequence[ServiceParams] = DEFAULT_SERVICE,
     ) -> list[RequestOutput]:
         """Complete prompts; results come in their order.
 
         A prompt is text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
         `sampling_params` is one for all, one for each, or None for the model's defaults.
-        `on_update` hears every output on its way.
+        `on_update` hears every output on its way. `priority` (lower runs earlier, where
+        `scheduling_policy` looks at it) and `service` are one for all or one for each. A request
+        that a deadline of its service ends has finish_reason "abort" and stop_reason "deadline".
 
         Raises:
             RequestError: a prompt or a parameter is wrong; nothing was run.
@@ -95,9 +100,17 @@ class LLM:
             message = f"on_update={shown(on_update)}; accepted: a function of one RequestOutput, or None"
             raise RequestError(message, param="on_update")
         given = _as_prompts(prompts)
-        return self._engine.generate(given, self._params(sampling_params, len(given)), on_update)
+        terms = _terms(priority, service, len(given))
+        return self._engine.generate(given, self._params(sampling_params, len(given)), on_update, terms)
 
-    def beam_search(self, prompts: AnyPrompt | Sequence[AnyPrompt], params: BeamSearchParams) -> list[RequestOutput]:
+    def beam_search(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        service: ServiceParams = DEFAULT_SERVICE,
+    ) -> list[RequestOutput]:
         """The `beam_width` most likely sequences after each prompt, best first, in `outputs`.
 
         Needs `max_logprobs` of at least twice the width, a flag of the engine. Token ids hold the
@@ -110,7 +123,7 @@ class LLM:
         asked: Any = params
         if not isinstance(asked, BeamSearchParams):
             raise RequestError(f"params={shown(asked)}; accepted: BeamSearchParams", param="params")
-        return self._engine.beam_search(_as_prompts(prompts), params)
+        return self._engine.beam_search(_as_prompts(prompts), params, Terms(priority=priority, service=service))
 
     def chat(
         self,
@@ -118,6 +131,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_update: OnUpdate | None = None,
+        priority: int | Sequence[int] = 0,
+        service: ServiceParams | Sequence[ServiceParams] = DEFAULT_SERVICE,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -139,7 +154,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, on_update=on_update)
+        return self.generate(prompts, sampling_params, on_update=on_update, priority=priority, service=service)
 
     def render(self, messages: Messages, **options: Any) -> TextPrompt:
         """The prompt that `chat` makes of a conversation; options are those of `ChatTemplate.render`.
@@ -209,6 +224,25 @@ class LLM:
             accepted = "SamplingParams, or a list of them, one for each prompt"
             raise RequestError(f"sampling_params={shown(given)}; accepted: {accepted}", param="sampling_params")
         return list(params)
+
+
+def _terms(priority: Any, service: Any, count: int) -> list[Terms]:
+    pairs = zip(
+        _one_each("priority", priority, count, "an integer, or a list of them, one for each prompt"),
+        _one_each("service", service, count, "ServiceParams, or a list of them, one for each prompt"),
+        strict=True,
+    )
+    return [Terms(priority=each, service=serving) for each, serving in pairs]
+
+
+def _one_each(name: str, given: Any, count: int, accepted: str) -> list[Any]:
+    """As many as there are prompts; what each of them is, the engine checks."""
+    if not isinstance(given, (list, tuple)):
+        return [given] * count
+    listed: list[Any] = list(cast("Sequence[Any]", given))
+    if len(listed) != count:
+        raise RequestError(f"{name} has {len(listed)} entries for {count} prompts; accepted: {accepted}", param=name)
+    return listed
 
 
 def engine_args(**flags: Any) -> EngineArgs:

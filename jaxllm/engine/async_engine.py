@@ -18,6 +18,7 @@ from jaxllm.metrics.prometheus import PrometheusMetrics
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 OnText = Callable[[str], bool]  # whether it took the text; must not raise
 
@@ -61,6 +62,7 @@ class AsyncEngine(Profiled):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
         on_text: OnText | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last one with `finished` true.
@@ -92,6 +94,7 @@ class AsyncEngine(Profiled):
             arrival_s=arrival_s,
             priority=priority,
             cache_salt=cache_salt,
+            service=service,
         )
         stream = _Stream(params.output_kind, on_text)
         push_text = stream.push_text if on_text is not None and params.output_kind is OutputKind.DELTA else None
@@ -107,7 +110,16 @@ class AsyncEngine(Profiled):
             if not stream.has_ended:
                 self._front.abort((request_id,))
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, *, request_id: str) -> RequestOutput:
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
+    ) -> RequestOutput:
         """The most likely sequences, best first; cancelling the task aborts the search.
 
         Raises:
@@ -119,7 +131,15 @@ class AsyncEngine(Profiled):
         arrival_s = self._front.clock.now_s()
         prepared = await self._tokenize(prompt)
         run = BeamRun(
-            prepared, params, self._beam_limits, self._front.inputs, request_id=request_id, arrival_s=arrival_s
+            prepared,
+            params,
+            self._beam_limits,
+            self._front.inputs,
+            request_id=request_id,
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=cache_salt,
+            service=service,
         )
         if request_id in self._searches or self._front.is_open(request_id):
             raise id_in_use(request_id)
@@ -155,7 +175,7 @@ class AsyncEngine(Profiled):
 
     async def _search(self, run: BeamRun) -> None:
         """Round after round of one token for each beam."""
-        while messages := run.wanted(self._front.clock.now_s()):
+        while messages := run.wanted():
             self._searches[run.request_id] = [message.request_id for message in messages]
             streams = [self._add_step(message) for message in messages]
             self._watch_later()

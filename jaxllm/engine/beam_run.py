@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxllm.engine.beam_search import Beam, BeamSearch, Candidate
-from jaxllm.engine.inputs import InputProcessor, PreparedPrompt
+from jaxllm.engine.inputs import InputProcessor, PreparedPrompt, check_terms
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.parts import EngineParts
 from jaxllm.errors import CapacityError, RequestError
@@ -15,6 +15,7 @@ from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprob
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +76,13 @@ class BeamRun:
         *,
         request_id: str,
         arrival_s: float,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
     ) -> None:
-        """Raises: RequestError: see `BeamLimits.check`."""
+        """Raises: RequestError: see `BeamLimits.check`, or priority, salt or service are wrong."""
         limits.check(params)
+        check_terms(priority, cache_salt, service)
         self.request_id = request_id
         self._prompt = prompt
         self._params = params
@@ -94,22 +99,27 @@ class BeamRun:
             seed=0,
         )
         self._arrival_s = arrival_s
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._service = service
         self._first_token_s: float | None = None
         self._num_cached = 0
         self._num_requests = 0
         self._is_aborted = False
+        self._stop_reason: int | str | None = None  # of an abort
         self._stopped_by: BaseException | None = None
 
-    def wanted(self, now_s: float) -> list[AddRequest]:
+    def wanted(self) -> list[AddRequest]:
         """One request a running beam; none once the search is over."""
         beams = () if self._is_aborted else self._search.wanted()
-        return [self._request(beam, now_s) for beam in beams]
+        return [self._request(beam) for beam in beams]
 
     def take(self, outputs: Sequence[RequestOutput], now_s: float) -> None:
-        """Continue the search; an aborted request ends it."""
-        if any(output.outputs[0].finish_reason == FinishReason.ABORT for output in outputs):
-            self._is_aborted = True
-            return
+        """Continue the search; an aborted request, or one whose deadline passed, ends it."""
+        for completion in (output.outputs[0] for output in outputs):
+            if completion.finish_reason == FinishReason.ABORT:
+                self._is_aborted, self._stop_reason = True, completion.stop_reason
+                return
         if self._first_token_s is None:
             self._first_token_s, self._num_cached = now_s, outputs[0].num_cached_tokens
         self._search.advance([self._candidates(output) for output in outputs])
@@ -154,12 +164,20 @@ class BeamRun:
             num_cached_tokens=self._num_cached,
         )
 
-    def _request(self, beam: Beam, now_s: float) -> AddRequest:
+    def _request(self, beam: Beam) -> AddRequest:
         self._num_requests += 1
         prompt = PreparedPrompt(None, self._prompt.token_ids + beam.token_ids)
         # A name that no caller's own request has: theirs are text without a zero byte.
         name = f"{self.request_id}\0{self._num_requests}"
-        return self._inputs.request(prompt, self._step_params, request_id=name, arrival_s=now_s)
+        return self._inputs.request(
+            prompt,
+            self._step_params,
+            request_id=name,
+            arrival_s=self._arrival_s,  # of the search: a deadline counts from there, and later rounds keep their place
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+            service=self._service,
+        )
 
     def _candidates(self, output: RequestOutput) -> list[Candidate]:
         logprobs = output.outputs[0].logprobs
@@ -179,10 +197,12 @@ class BeamRun:
         text = tokenizer.decode(ids)
         if beam.ended_by is not None and self._params.include_stop_str_in_output:
             text += tokenizer.decode([beam.ended_by], skip_special_tokens=False)
+        reason = self._reason(beam)
         return CompletionOutput(
             index=index,
             text=text,
             token_ids=beam.token_ids,
             cumulative_logprob=beam.cumulative_logprob,
-            finish_reason=self._reason(beam).value,
+            finish_reason=reason.value,
+            stop_reason=self._stop_reason if reason is FinishReason.ABORT else None,
         )

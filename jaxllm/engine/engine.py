@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar
 
@@ -18,9 +18,18 @@ from jaxllm.errors import RequestError
 from jaxllm.metrics.stats import EngineStats
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import BeamSearchParams, OutputKind, SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 OnUpdate = Callable[[RequestOutput], None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On which terms a request is served, beside what it is."""
+
+    priority: int = 0  # lower runs earlier, where the policy looks at it
+    service: ServiceParams = DEFAULT_SERVICE
 
 
 class Engine(Profiled):
@@ -37,28 +46,37 @@ class Engine(Profiled):
         self._num_requests = 0
 
     def generate(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], on_update: OnUpdate | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        on_update: OnUpdate | None = None,
+        terms: Sequence[Terms] | None = None,
     ) -> list[RequestOutput]:
         """Results in the order of the prompts, complete whatever the params' output_kind.
 
         `on_update` gets every output as it comes, in the shape that its request's output_kind
-        asks for.
+        asks for. One whose deadline passes ends with finish_reason "abort" and stop_reason
+        "deadline", and holds what there was until then.
 
         Raises:
             RequestError: one prompt or parameter is wrong; then nothing was run.
             CapacityError: a request could never fit; the others are aborted.
             EngineDead: the engine stopped.
         """
-        if len(prompts) != len(params):
-            raise RequestError(f"{len(prompts)} prompts with {len(params)} params; accepted: as many", param="params")
+        terms = [Terms()] * len(prompts) if terms is None else terms
+        for name, given in (("params", params), ("terms", terms)):
+            if len(prompts) != len(given):
+                raise RequestError(f"{len(prompts)} prompts with {len(given)} {name}; accepted: as many", param=name)
         self._front.check_alive()
         if on_update is None:  # nobody looks at outputs in between
             params = [replace(each, output_kind=OutputKind.FINAL_ONLY) for each in params]
         prepared = self._prepare_all(prompts, params)
-        requests = [self._request(prompt, each) for prompt, each in zip(prepared, params, strict=True)]
+        requests = [self._request(*each) for each in zip(prepared, params, terms, strict=True)]
         return self._run(requests, on_update)
 
-    def beam_search(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+    def beam_search(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, terms: Terms | None = None
+    ) -> list[RequestOutput]:
         """The most likely sequences after each prompt, best first.
 
         Raises:
@@ -66,7 +84,7 @@ class Engine(Profiled):
         """
         self._front.check_alive()
         prepared = self._prepare_all(prompts, [None] * len(prompts))
-        runs = [self._beam_run(prompt, params) for prompt in prepared]
+        runs = [self._beam_run(prompt, params, terms or Terms()) for prompt in prepared]
         try:
             while self._search_round(runs):
                 pass
@@ -112,13 +130,18 @@ class Engine(Profiled):
         tokenize = self._front.inputs.tokenize
         return [at_index(lambda p=p, q=q: tokenize(p, q), index, len(prompts)) for index, (p, q) in pairs]
 
-    def _request(self, prompt: PreparedPrompt, params: SamplingParams) -> tuple[str | None, AddRequest]:
+    def _request(self, prompt: PreparedPrompt, params: SamplingParams, terms: Terms) -> tuple[str | None, AddRequest]:
         message = self._front.inputs.request(
-            prompt, params, request_id=self._next_id(), arrival_s=self._front.clock.now_s()
+            prompt,
+            params,
+            request_id=self._next_id(),
+            arrival_s=self._front.clock.now_s(),
+            priority=terms.priority,
+            service=terms.service,
         )
         return prompt.text, message
 
-    def _beam_run(self, prompt: PreparedPrompt, params: BeamSearchParams) -> BeamRun:
+    def _beam_run(self, prompt: PreparedPrompt, params: BeamSearchParams, terms: Terms) -> BeamRun:
         return BeamRun(
             prompt,
             params,
@@ -126,6 +149,8 @@ class Engine(Profiled):
             self._front.inputs,
             request_id=self._next_id(),
             arrival_s=self._front.clock.now_s(),
+            priority=terms.priority,
+            service=terms.service,
         )
 
     def _next_id(self) -> str:
@@ -134,7 +159,7 @@ class Engine(Profiled):
 
     def _search_round(self, runs: Sequence[BeamRun]) -> bool:
         """One more token for every beam of every search; False when all are over."""
-        wanted = [run.wanted(self._front.clock.now_s()) for run in runs]
+        wanted = [run.wanted() for run in runs]
         outputs = iter(self._run([(None, message) for messages in wanted for message in messages], is_counted=False))
         for run, messages in zip(runs, wanted, strict=True):
             if messages:

@@ -14,6 +14,7 @@ from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError, shown
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.sampling import SamplingParams, sampling_fields
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -100,6 +101,7 @@ class InputProcessor:
         arrival_s: float,
         priority: int = 0,
         cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
     ) -> AddRequest:
         """`prompt` is what `tokenize` made with the same `params`.
 
@@ -107,9 +109,7 @@ class InputProcessor:
             RequestError: a parameter means nothing for this model.
         """
         self.check(params, prompt.bad_word_ids)
-        _check_salt(cache_salt)
-        if not _is_int(priority):
-            raise RequestError(f"priority={priority!r} is not an integer", param="priority")
+        check_terms(priority, cache_salt, service)
         return AddRequest(
             request_id=request_id,
             prompt_ids=prompt.token_ids,
@@ -119,6 +119,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
             bad_word_ids=prompt.bad_word_ids,
+            service=service,
         )
 
     def _encode(self, prompt: TextPrompt) -> tuple[int, ...]:
@@ -215,9 +216,14 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_salt(cache_salt: object) -> None:
+def check_terms(priority: object, cache_salt: object, service: object) -> None:
+    """Raises: RequestError: one of what goes with a request beside its parameters is wrong."""
+    if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**63) <= priority < 2**63:
+        raise RequestError(f"priority={shown(priority)}; accepted: a 64-bit integer", param="priority")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise RequestError(f"cache_salt={shown(cache_salt)}; accepted: a non-empty string", param="cache_salt")
+    if not isinstance(service, ServiceParams):
+        raise RequestError(f"service={shown(service)}; accepted: ServiceParams", param="service")
 
 
 def served_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:

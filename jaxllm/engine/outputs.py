@@ -14,6 +14,8 @@ from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.profile import PhaseClock
 from jaxllm.types.request import FinishReason
 
+DEADLINE = "deadline"  # the stop reason of a request that is ended then
+DEADLINE_PARAM = "deadline_s"
 CoreIds = dict[int, list[str]]  # sequences that a core must drop, by the core's number
 
 
@@ -127,7 +129,9 @@ class OutputProcessor:
         request = sequence.request
         try:
             if delta.error is not None:
-                raise _exception(delta.error)
+                if not _is_deadline(delta.error):
+                    raise _exception(delta.error)
+                delta = TokenDelta(delta.request_id, finish_reason=FinishReason.ABORT, stop_reason=DEADLINE)
             num_new = sequence.push(delta)
             if delta.prompt_logprobs is not None and request.prompt_positions is not None:
                 request.prompt_positions.push(delta.prompt_logprobs)
@@ -211,6 +215,11 @@ class OutputProcessor:
                 num_cached_tokens=request.num_cached,
             )
         )
+
+
+def _is_deadline(failure: RequestFailure) -> bool:
+    """Whether it waited until its deadline: it then ends as one that ran, with what there is, which may be nothing."""
+    return failure.kind is ErrorKind.CAPACITY and failure.param == DEADLINE_PARAM
 
 
 def _exception(failure: RequestFailure) -> Exception:

@@ -1,7 +1,7 @@
 """The one place where an exception becomes an HTTP status and OpenAI's error body.
 
     RequestError        400, or 404 for code "model_not_found"
-    HTTPError           the status it carries (401, 404 route, 405, 413, 503 while shutting down)
+    HTTPError           the status it carries (401, 404 route, 405, 409, 413, 503: shutting down, deadline)
     CapacityError       503 with Retry-After
     EngineDead          503
     GenerationFailed    500
@@ -86,6 +86,13 @@ def shutting_down() -> HTTPError:
     headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
     message = "the server is shutting down and takes no new requests"
     return HTTPError(503, message, code="shutting_down", headers=headers)
+
+
+def deadline_passed(deadline_s: float | None) -> HTTPError:
+    """503, not 408 or 504: the client was quick enough and no gateway is late; there was no room in that time."""
+    message = f"deadline_s={deadline_s} passed while the request waited; accepted: a longer one, or another time"
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return HTTPError(503, message, param="deadline_s", code="deadline_exceeded", headers=headers)
 
 
 # Errors whose status and code are always the same.

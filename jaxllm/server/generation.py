@@ -6,18 +6,30 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
+from jaxllm.engine.outputs import DEADLINE
 from jaxllm.errors import RequestError
-from jaxllm.server.errors import GenerationFailed
+from jaxllm.server.errors import GenerationFailed, deadline_passed
 from jaxllm.server.state import ServerState
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import BeamSearchParams, SamplingParams
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
 
 OnText = Callable[[str], bool]
+
+
+class Terms(TypedDict):
+    """What goes with a request to the engine beside its parameters."""
+
+    priority: int
+    cache_salt: str | None
+    service: ServiceParams
+
+
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]  # (index of the prompt, its next output)
 
 
@@ -30,6 +42,7 @@ class Job:
     request_id: str
     priority: int = 0
     cache_salt: str | None = None
+    service: ServiceParams = DEFAULT_SERVICE
     num_copies: int = 1  # equal choices of a prompt that is only scored
     spelling: Mapping[str, str] = field(default_factory=dict[str, str])  # a parameter's name, as the user knows it
 
@@ -41,15 +54,26 @@ async def run_job(state: ServerState, job: Job, on_text: OnText | None = None) -
 
     Raises:
         RequestError, CapacityError: the engine refused a prompt.
+        HTTPError: the deadline came before a token of any prompt.
         EngineDead, GenerationFailed: the engine ended a request that was sound.
     """
+    unbegun: list[tuple[int, RequestOutput]] = []  # whose deadline came before a token
+    has_begun = False
     streams = [_open(state, job, prompt, on_text) for prompt in job.prompts]
     merged = _single(streams[0]) if len(streams) == 1 else _merge(streams)
     try:
         async with aclosing(merged) as outputs:
             async for index, output in outputs:
                 _check(state, output)
+                if output.finished and output.num_generated_tokens == 0 and _is_past_deadline(output):
+                    unbegun.append((index, output))
+                    continue
+                has_begun = True
                 yield index, output if job.num_copies == 1 else _copied(output, job.num_copies)
+        if unbegun and not has_begun:
+            raise deadline_passed(job.service.deadline_s)
+        for index, output in unbegun:
+            yield index, output
     except RequestError as error:
         raise respelled(error, job.spelling) from None
 
@@ -65,18 +89,22 @@ def respelled(error: RequestError, spelling: Mapping[str, str]) -> RequestError:
 def _open(state: ServerState, job: Job, prompt: Prompt, on_text: OnText | None) -> AsyncGenerator[RequestOutput, None]:
     request_id = state.engine_request_id(job.request_id)
     if isinstance(job.params, BeamSearchParams):
-        return _beam_search(state, prompt, job.params, request_id)
-    params, priority, salt = job.params, job.priority, job.cache_salt
+        return _beam_search(state, prompt, job, request_id)
+    terms = _terms(job)
     if on_text is not None and state.text_engine is not None:
-        stream = state.text_engine.stream
-        return stream(prompt, params, request_id=request_id, priority=priority, cache_salt=salt, on_text=on_text)
-    return state.engine.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=salt)
+        return state.text_engine.stream(prompt, job.params, request_id=request_id, on_text=on_text, **terms)
+    return state.engine.stream(prompt, job.params, request_id=request_id, **terms)
+
+
+def _terms(job: Job) -> Terms:
+    return {"priority": job.priority, "cache_salt": job.cache_salt, "service": job.service}
 
 
 async def _beam_search(
-    state: ServerState, prompt: Prompt, params: BeamSearchParams, request_id: str
+    state: ServerState, prompt: Prompt, job: Job, request_id: str
 ) -> AsyncGenerator[RequestOutput, None]:
-    yield await state.engine.beam_search(prompt, params, request_id=request_id)
+    assert isinstance(job.params, BeamSearchParams)
+    yield await state.engine.beam_search(prompt, job.params, request_id=request_id, **_terms(job))
 
 
 def _copied(output: RequestOutput, count: int) -> RequestOutput:
@@ -87,8 +115,16 @@ def _check(state: ServerState, output: RequestOutput) -> None:
     reasons = {completion.finish_reason for completion in output.outputs}
     if output.error is None and not reasons & {"error", "abort"}:
         return
+    if output.error is None and _is_past_deadline(output):
+        return
     state.check_alive()
     raise GenerationFailed(output.error or "the engine aborted the request")
+
+
+def _is_past_deadline(output: RequestOutput) -> bool:
+    """Whether it is its own deadline that ended each of its sequences that were cut short."""
+    cut_short = [each for each in output.outputs if each.finish_reason in ("error", "abort")]
+    return bool(cut_short) and all(each.stop_reason == DEADLINE for each in cut_short)
 
 
 async def _single(stream: AsyncGenerator[RequestOutput, None]) -> Outputs:

@@ -80,6 +80,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
 
     priority: int | None = None
+    tenant: str | None = None
+    deadline_s: float | None = None
+    retention_priority: int | None = None
+    retention_tokens: int | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    predicted_tokens: int | None = None
     request_id: str | None = None
     session_id: str | None = None
     cache_salt: str | None = None

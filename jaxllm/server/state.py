@@ -18,6 +18,7 @@ from jaxllm.server.errors import shutting_down
 from jaxllm.server.guard import Guard
 from jaxllm.server.schema import UnknownFields
 from jaxllm.server.templates import Templates
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.inputs import Prompt
@@ -57,11 +58,21 @@ class ServingEngine(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; closing the iterator aborts it."""
         ...
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, *, request_id: str) -> RequestOutput:
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
+    ) -> RequestOutput:
         """The most likely sequences, best first; cancelling the task aborts the search."""
         ...
 
@@ -95,6 +106,7 @@ class TextEngine(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        service: ServiceParams = DEFAULT_SERVICE,
         on_text: Callable[[str], bool] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `ServingEngine.stream`, but what is no more than text goes to `on_text` while the caller waits.

@@ -51,11 +51,12 @@ class CannedEngine:
     default_params: Mapping[str, Any] = field(default_factory=dict)
     metrics: NoMetrics = field(default_factory=NoMetrics)
     asked: list[tuple[Prompt, SamplingParams | BeamSearchParams]] = field(default_factory=list)
+    terms: list[dict[str, Any]] = field(default_factory=list)  # priority, cache_salt and service of each
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: Any = None
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str, **terms: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        del priority, cache_salt
+        self.terms.append(terms)
         canned = self.answers[len(self.asked)]
         self.asked.append((prompt, params))
         run = _Run(request_id, prompt, params, canned)
@@ -66,7 +67,10 @@ class CannedEngine:
             await asyncio.sleep(0)  # the others' turn
             yield output
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, *, request_id: str) -> RequestOutput:
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, *, request_id: str, **terms: Any
+    ) -> RequestOutput:
+        self.terms.append(terms)
         canned = self.answers[len(self.asked)]
         self.asked.append((prompt, params))
         return _Run(request_id, prompt, SamplingParams(), canned).final()

@@ -16,11 +16,13 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.server import limits
+from jaxllm.server.auth import key_name_of
 from jaxllm.server.generation import Job, run_job
 from jaxllm.server.openai.body import json_response, visible_id
 from jaxllm.server.openai.logprobs import LogprobView
 from jaxllm.server.openai.params import Asked, Context
 from jaxllm.server.openai.replies import ChatChunk, TextCompletion, Usage, usage_of
+from jaxllm.server.openai.service import service_of
 from jaxllm.server.schema import ChatRequest, CompletionRequest, StreamOptions
 from jaxllm.server.sse import EventStream, Push, TextEvent, event
 from jaxllm.server.state import ServerState
@@ -121,6 +123,7 @@ def open_call(
         request_id=request_id,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        service=service_of(body, key_name_of(request)),
         num_copies=asked.num_copies,
         spelling=asked.spelling,
     )
