@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError, UnsupportedModel
+from jaxllm.tokenizer.segments import Segments, borders_are_hard
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,6 +32,8 @@ class FastTokenizer:
         self._is_byte_level = decoders == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoders
         self._bytes: dict[int, bytes] = {}  # filled as ids are met
+        ids = {token.content: token_id for token_id, token in added.items()}
+        self._segments = Segments(ids, self._plain) if borders_are_hard(backend) else None
 
     @classmethod
     def from_file(cls, path: Path, tokenizer_config: Mapping[str, Any]) -> FastTokenizer:
@@ -88,6 +91,8 @@ class FastTokenizer:
         return self._is_byte_level
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if self._segments is not None and not add_special_tokens:
+            return self._segments.encode(text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(
@@ -108,6 +113,9 @@ class FastTokenizer:
         if found is None:
             found = self._bytes[token_id] = spelled_bytes(self.token(token_id) or "")
         return found
+
+    def _plain(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def is_byte_token(self, token_id: int) -> bool:
         token = self.token(token_id) if self._has_byte_fallback else None

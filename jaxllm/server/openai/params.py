@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from jaxllm.errors import RequestError, shown
@@ -137,10 +138,25 @@ def _asked(
             spelling = {name: own for name, own in spelling.items() if name != "logprobs"}  # here the field itself
             params = beam_params(request, num_choices, limit)
         else:
-            params = SamplingParams(**_values(request, context, max_tokens, logprobs))
+            params = _sampling(_values(request, context, max_tokens, logprobs))
     except RequestError as error:
         raise respelled(error, spelling) from None
     return Asked(params, num_choices, spelling)
+
+
+def _sampling(values: Mapping[str, Any]) -> SamplingParams:
+    """Checked parameters; the same object as before for what was asked before, as most clients do."""
+    try:
+        # Types beside values: to a key 1, 1.0 and True are the same.
+        return _remembered(tuple(values.items()), tuple(map(type, values.values())))
+    except TypeError:  # a list or a mapping among them
+        return SamplingParams(**values)
+
+
+@lru_cache(256)
+def _remembered(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> SamplingParams:
+    del types
+    return SamplingParams(**dict(items))
 
 
 def _values(
