@@ -176,6 +176,14 @@ class LLM:
         prepared = self._engine.prepare(_as_prompt(prompt), params)
         return TokensPrompt(prepared.token_ids, prepared.text)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every page of the prefix cache; False where a request held some, which no call leaves behind.
+
+        Raises:
+            EngineDead: the engine stopped.
+        """
+        return self._engine.reset_prefix_cache()
+
     def stats(self) -> EngineStats:
         return self._engine.stats()
 

@@ -158,6 +158,21 @@ class AsyncEngine(Profiled):
         """End a request with finish_reason "abort"; unknown and ended ones are ignored."""
         self._front.abort(self._searches.get(request_id, (request_id,)))
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached page on every device; False where a request held some.
+
+        Raises:
+            EngineDead: the engine stopped.
+        """
+        self._bind_loop()
+        answer: asyncio.Future[bool | Exception] = asyncio.get_running_loop().create_future()
+        self._front.reset_prefix_cache(lambda news: None if answer.done() else answer.set_result(news))
+        self._watch_later()
+        news = await answer
+        if isinstance(news, Exception):
+            raise news
+        return news
+
     def check_health(self) -> None:
         """Raises: EngineDead: the engine stopped, froze, died or was closed."""
         self._front.pump()

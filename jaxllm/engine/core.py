@@ -92,6 +92,15 @@ class EngineCore:
     def abort(self, message: AbortRequests) -> None:
         self._scheduler.abort(message.request_ids)
 
+    def reset_prefix_cache(self) -> bool | None:
+        """Forget every cached page; False where a request holds one, None where it is too early to say.
+
+        It is while steps are in flight that no request waits for: they hold pages until they are collected.
+        """
+        if self._in_flight and not self._scheduler.has_unfinished:
+            return None
+        return self._kv.reset_prefix_cache()
+
     def step(self) -> StepDeltas | None:
         """Plan and start a step if there is one to plan; collect the oldest if that is due.
 

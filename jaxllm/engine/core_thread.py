@@ -7,7 +7,16 @@ import threading
 from collections.abc import Sequence
 
 from jaxllm.engine.core import EngineCore
-from jaxllm.engine.messages import AbortRequests, AddRequest, Shutdown, StepDeltas, ToCore, TokenDelta
+from jaxllm.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    Shutdown,
+    StepDeltas,
+    ToCore,
+    TokenDelta,
+)
 from jaxllm.engine.transport import InProcessTransport
 from jaxllm.engine.watchdog import Heartbeat
 
@@ -27,6 +36,7 @@ class CoreThread:
         self._core = core
         self._transport = transport
         self._heartbeat = heartbeat
+        self._resets: list[int] = []  # serials of those not answered, oldest first
         self._thread = threading.Thread(target=self._run, name="jaxllm-core", daemon=True)
 
     def start(self) -> None:
@@ -68,6 +78,8 @@ class CoreThread:
             self._send(refusals, StepDeltas((), self._core.stats()))
         elif self._core.is_stalled:
             self._transport.to_core.wait(_STALL_S)
+        if self._resets:
+            self._answer_resets()
         return True
 
     def _handle(self, messages: Sequence[ToCore]) -> list[TokenDelta]:
@@ -80,9 +92,17 @@ class CoreThread:
                         refusals.append(refusal)
                 case AbortRequests():
                     self._core.abort(message)
+                case ResetPrefixCache():
+                    self._resets.append(message.serial)
                 case Shutdown():
                     break
         return refusals
+
+    def _answer_resets(self) -> None:
+        is_done = self._core.reset_prefix_cache()
+        if is_done is not None:
+            self._transport.to_front.put(*[PrefixCacheReset(serial, is_done) for serial in self._resets])
+            self._resets.clear()
 
     def _send(self, refusals: list[TokenDelta], step: StepDeltas) -> None:
         deltas = (*refusals, *step.deltas)

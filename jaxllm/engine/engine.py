@@ -108,6 +108,20 @@ class Engine(Profiled):
             self._front.inputs.check(params, prepared.bad_word_ids)
         return prepared
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached page on every device; False where a request held some.
+
+        Raises:
+            EngineDead: the engine stopped.
+        """
+        answers: list[bool | Exception] = []
+        self._front.reset_prefix_cache(answers.append)
+        while not answers:
+            self._front.wait()
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
     def stats(self) -> EngineStats:
         self._front.pump()
         return self._front.stats()

@@ -8,16 +8,27 @@ from collections.abc import Callable, Iterable
 from jaxllm.engine.clock import Clock, MonotonicClock
 from jaxllm.engine.cores import Cores
 from jaxllm.engine.inputs import InputProcessor
-from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, Shutdown, StepDeltas, ToFrontEnd
+from jaxllm.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    CoreFailed,
+    PrefixCacheReset,
+    Shutdown,
+    StepDeltas,
+    ToFrontEnd,
+)
 from jaxllm.engine.open_request import Deliver, PushText
 from jaxllm.engine.outputs import OutputProcessor
 from jaxllm.engine.parts import EngineParts
+from jaxllm.engine.resets import OnReset, Resets
 from jaxllm.engine.siblings import split_siblings
 from jaxllm.errors import EngineDead, RequestError
 from jaxllm.metrics.stats import EngineStats, FinishedRequest, NoObserver, Observer
 from jaxllm.types.profile import PhaseClock, StepProfile
 
 _FRESH_S = 0.01  # a verdict of the watchdog so young is not asked for again: a request asks several times
+
+_CLOSED = "the engine is closed"
 
 _log = logging.getLogger("jaxllm.engine")
 
@@ -45,6 +56,7 @@ class FrontEnd:
         self.phases = PhaseClock()
         self._cores = Cores(parts, self.clock, self.phases)
         self._outputs = OutputProcessor(parts.tokenizer, observer or NoObserver(), len(self._cores.all), self.phases)
+        self._resets = Resets(len(self._cores.all))
         self._count_compilations = parts.compilations_after_ready
         self._serial = 0
         self._watched_s = self.clock.now_s()
@@ -54,7 +66,8 @@ class FrontEnd:
 
     @property
     def num_open(self) -> int:
-        return self._outputs.num_open
+        """Requests, and resets of the prefix cache, that the cores owe an answer."""
+        return self._outputs.num_open + len(self._resets)
 
     @property
     def watch_interval_s(self) -> float:
@@ -100,6 +113,18 @@ class FrontEnd:
         for core, core_ids in self._outputs.abort(request_ids, self.clock.now_s()).items():
             self._drop(core, core_ids)
 
+    def reset_prefix_cache(self, on_reset: OnReset) -> None:
+        """Have every core forget its cached pages; `on_reset` hears whether all did, or `EngineDead`.
+
+        A core refuses while a request holds pages there.
+
+        Raises:
+            EngineDead: the engine has stopped or was closed.
+        """
+        self.check_alive()
+        self._cores.send_all(self._resets.ask(on_reset))
+        self.watch()
+
     def count(self, request: FinishedRequest | None) -> None:
         """Count a request that ran as many others, each added with `is_counted` false; None: it was refused."""
         if request is not None:
@@ -143,7 +168,7 @@ class FrontEnd:
         if self._dead is not None:
             raise EngineDead(self._dead)
         if self._closed:
-            raise EngineDead("the engine is closed")
+            raise EngineDead(_CLOSED)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -161,6 +186,7 @@ class FrontEnd:
         """Abort what is open and tell the cores to leave; does not wait."""
         if not self._closed:
             self._outputs.abort_all(self.clock.now_s())
+            self._resets.fail_all(EngineDead(_CLOSED))
             self._closed = True
             self._cores.send_all(Shutdown())
 
@@ -175,6 +201,8 @@ class FrontEnd:
             case StepDeltas():
                 self._cores.all[number].stats = message.stats
                 self._drop(number, self._outputs.process(message, self.clock.now_s()))
+            case PrefixCacheReset():
+                self._resets.take_in(message)
             case CoreFailed():
                 self._die(message.message)
 
@@ -186,6 +214,7 @@ class FrontEnd:
         if self._dead is None:
             self._dead = message
             self._outputs.fail_all(message, self.clock.now_s())
+            self._resets.fail_all(EngineDead(message))
             self._cores.send_all(Shutdown())  # should a frozen core ever come back
 
 

@@ -43,6 +43,12 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: tuple[str, ...]
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget every cached page, unless a request holds one. Answered by `PrefixCacheReset` of the same serial."""
+
+    serial: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the loop and close the executor."""
 
@@ -82,11 +88,16 @@ class StepDeltas(msgspec.Struct, frozen=True, tag="deltas"):
     num_scheduled_tokens: int = 0  # of the collected step; 0 when none was collected
 
 
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag="prefix_cache_reset"):
+    serial: int
+    is_done: bool  # False: a request held pages
+
+
 class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The core's last words: nothing follows."""
 
     message: str
 
 
-ToCore = AddRequest | AbortRequests | Shutdown
-ToFrontEnd = StepDeltas | CoreFailed
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | Shutdown
+ToFrontEnd = StepDeltas | PrefixCacheReset | CoreFailed

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from jaxllm.errors import JaxLLMError
-from jaxllm.server import health, tokens
+from jaxllm.server import caching, health, tokens
 from jaxllm.server.auth import KeyGuard, open_paths
 from jaxllm.server.browsers import with_cors
 from jaxllm.server.direct import DirectSend
@@ -32,6 +32,7 @@ ROUTES = (  # looked through in this order for each request
     Route("/v1/models/{model:path}", models.get_model, methods=["GET"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/reset_prefix_cache", caching.reset_prefix_cache, methods=["POST"]),
 )
 
 

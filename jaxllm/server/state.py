@@ -76,6 +76,10 @@ class ServingEngine(Protocol):
         """The most likely sequences, best first; cancelling the task aborts the search."""
         ...
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached page; False where a request holds some. Raises: EngineDead."""
+        ...
+
     def check_health(self) -> None:
         """Raise EngineDead once the device loop stopped, froze or died."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,6 +32,7 @@ class Canned:
     choices: Sequence[Sequence[int]]
     pieces: Sequence[Piece] = ()
     reasons: Sequence[str] = ()  # "length" where there is none
+    stop_reason: str | None = None  # of every choice
 
 
 class NoMetrics:
@@ -75,8 +77,17 @@ class CannedEngine:
         self.asked.append((prompt, params))
         return _Run(request_id, prompt, SamplingParams(), canned).final()
 
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
     def check_health(self) -> None:
         pass
+
+    def start_profile(self, folder: str) -> None:
+        raise NotImplementedError(folder)
+
+    def stop_profile(self) -> Path:
+        raise NotImplementedError
 
     async def close(self) -> None:
         pass
@@ -133,6 +144,7 @@ class _Run:
             tuple(ids[start:end]),
             logprobs=logprobs,
             finish_reason=reasons.get(index, "length") if is_last else None,
+            stop_reason=self._canned.stop_reason if is_last else None,
         )
 
 
@@ -148,13 +160,21 @@ def _prompt_of(prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
     return text, tuple(TOKENIZER.encode(text))
 
 
-def ask(engine: CannedEngine, path: str, body: Any, *, template: str | None = None, **config: Any) -> httpx.Response:
+def ask(
+    engine: CannedEngine,
+    path: str,
+    body: Any,
+    *,
+    template: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    **config: Any,
+) -> httpx.Response:
     """One request to the routes over `engine`; `config` are fields of `ServerConfig`."""
     chat = ChatTemplate(template or "{% for m in messages %}{{ m.content }}{% endfor %}")
 
     async def go() -> httpx.Response:
         app = create_app(ServerState(engine, ServerConfig(**config), chat_template=chat))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://canned") as client:
-            return await client.post(path, json=body)
+            return await client.post(path, json=body, headers=headers)
 
     return asyncio.run(go())
