@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm import LLM, RequestOutput, SamplingParams, ServiceParams
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.testing.logprobs import scripted_logprob, scripted_top
 from jaxllm.types.processors import LogitsProcessor
@@ -286,3 +286,26 @@ def test_without_the_default_model_a_script_speaks_bytes(script: Path, monkeypat
         assert texts(llm.chat([{"role": "user", "content": "France"}], SamplingParams(max_tokens=20))) == [" Paris."]
     with pytest.raises(ConfigError, match="not installed"):
         LLM("mine", executor=f"scripted:{script}")
+
+
+def test_priority_and_service_are_one_for_all_or_one_for_each(llm: LLM) -> None:
+    patient, hurried = ServiceParams(tenant="alice"), ServiceParams(deadline_s=60)
+    assert texts(llm.generate(["a", "b"], priority=[2, -1], service=[patient, hurried])) == ["Hello 🫠!"] * 2
+    one = [{"role": "user", "content": "capital of France?"}]
+    assert texts(llm.chat(one, priority=3, service=patient)) == [" Paris."]
+    for name, value in {"priority": [1], "service": [patient] * 3}.items():
+        with pytest.raises(RequestError, match=f"{name} has {len(value)} entries for 2 prompts") as caught:
+            llm.generate(["a", "b"], **{name: value})
+        assert caught.value.param == name
+    wrong: dict[str, Any] = {"priority": [1, 1.5], "service": {"deadline_s": 3}}
+    for name, value in wrong.items():
+        with pytest.raises(RequestError, match=f"{name}=.*accepted"):
+            llm.generate(["a", "b"], **{name: value})
+
+
+def test_a_reset_forgets_what_was_cached(llm: LLM) -> None:
+    prompt = list(range(100))
+    llm.generate([prompt])
+    assert llm.generate([prompt])[0].num_cached_tokens > 0
+    assert llm.reset_prefix_cache() is True
+    assert llm.generate([prompt])[0].num_cached_tokens == 0

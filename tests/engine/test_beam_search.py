@@ -15,17 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.async_engine import AsyncEngine
+from jaxllm.engine.beam_run import BeamLimits, BeamRun
 from jaxllm.engine.beam_search import BeamSearch
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.executor import Ticket
-from jaxllm.engine.inputs import TokensPrompt
+from jaxllm.engine.inputs import InputProcessor, TokensPrompt
 from jaxllm.engine.parts import EngineParts
 from jaxllm.errors import CapacityError, EngineDead, RequestError
 from jaxllm.testing.faults import Fault, FaultKind, FaultyExecutor
+from jaxllm.types.outputs import CompletionOutput, RequestOutput, TokenLogprob
 from jaxllm.types.sampling import BeamSearchParams
+from jaxllm.types.service import ServiceParams
 from jaxllm.types.step import Logprobs, SchedulerOutput, StepOutput
 from tests.engine.caller import check_idle
-from tests.helpers.scripted_engine import EOS, Settings, make_parts
+from tests.helpers.scripted_engine import EOS, TOKENIZER, Settings, make_parts
 
 Next = Callable[[tuple[int, ...]], dict[int, float]]  # log probabilities of the next token, by token
 
@@ -325,3 +328,26 @@ def test_hlt_01_a_dead_engine_ends_a_search() -> None:
         with pytest.raises(EngineDead):
             engine.beam_search(PROMPTS, BeamSearchParams(beam_width=2, max_tokens=9, ignore_eos=True))
         assert engine.stats().totals.finished["error"] == 2
+
+
+def test_every_step_of_a_beam_search_is_served_on_its_terms_and_counts_from_its_arrival() -> None:
+    service = ServiceParams(tenant="alice", deadline_s=9.0)
+    inputs = InputProcessor(TOKENIZER, max_model_len=64, vocab_size=260, eos_ids=frozenset({EOS}), seed=0)
+    limits = BeamLimits(
+        max_model_len=64, vocab_size=260, eos_ids=frozenset({EOS}), max_logprobs=20, logprobs_mode="raw_logprobs"
+    )
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    terms: dict[str, Any] = {"priority": -4, "cache_salt": "salt", "service": service}
+    run = BeamRun(inputs.tokenize("abc"), params, limits, inputs, request_id="a", arrival_s=5.0, **terms)
+    (first,) = run.wanted()
+    scored = tuple(TokenLogprob(65 + i, -1.0 - i, i + 1) for i in range(4))
+    step = CompletionOutput(0, "", (65,), logprobs=(scored,), finish_reason="length")
+    run.take([RequestOutput("b", None, (1,), (step,), True)], 6.0)
+    for message in (first, *run.wanted()):
+        assert {name: getattr(message, name) for name in terms} == terms
+        assert message.arrival_s == 5.0
+    late = CompletionOutput(0, "", (), finish_reason="abort", stop_reason="deadline")
+    run.take([RequestOutput("b", None, (1,), (late,), True)] * 2, 14.0)
+    assert run.wanted() == []
+    ends = {(each.finish_reason, each.stop_reason) for each in run.output(TOKENIZER, 14.0).outputs}
+    assert ends == {("abort", "deadline")}

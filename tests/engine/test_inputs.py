@@ -11,6 +11,7 @@ from jaxllm.engine.messages import AddRequest
 from jaxllm.errors import RequestError
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.types.sampling import MAX_FORBIDDEN, SamplingParams
+from jaxllm.types.service import ServiceParams
 
 VOCAB = 260
 
@@ -199,3 +200,24 @@ def test_api_01_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
 
 def test_several_sequences_are_one_request() -> None:
     assert request(make(), n=5).params.n == 5
+
+
+def test_priority_salt_and_service_go_with_the_request() -> None:
+    service = ServiceParams(tenant="alice", deadline_s=2.0)
+    terms: dict[str, Any] = {"priority": -4, "cache_salt": "salt", "service": service}
+    message = make().request(make().tokenize("abc"), SamplingParams(), request_id="a", arrival_s=0.0, **terms)
+    assert {name: getattr(message, name) for name in terms} == terms
+    assert request(make()).service == ServiceParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("priority", bad) for bad in (1.0, True, None, "1", 2**63, -(2**63) - 1)),
+        *(("service", bad) for bad in (None, {}, {"deadline_s": 1}, ServiceParams)),
+    ],
+)
+def test_wrong_terms_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name}=.*accepted") as caught:
+        make().request(make().tokenize("abc"), SamplingParams(), request_id="a", arrival_s=0.0, **{name: value})
+    assert caught.value.param == name

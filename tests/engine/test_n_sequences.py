@@ -17,6 +17,7 @@ from jaxllm.testing.scripted import Script
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import OutputKind, SamplingParams
+from jaxllm.types.service import ServiceParams
 from tests.engine.caller import EOS, Caller, check_idle
 from tests.helpers.scripted_engine import Settings, make_parts, scripted
 
@@ -219,3 +220,10 @@ def test_a_slow_reader_of_siblings_loses_nothing() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_every_sibling_is_served_on_the_terms_of_its_request() -> None:
+    service = ServiceParams(tenant="alice", deadline_s=2.0)
+    message = AddRequest("a", (1, 2), SamplingParams(n=3), 5.0, 1, priority=-4, cache_salt="salt", service=service)
+    terms = [(each.priority, each.cache_salt, each.service, each.arrival_s) for each in split_siblings(message, "a#1")]
+    assert terms == [(-4, "salt", service, 5.0)] * 3

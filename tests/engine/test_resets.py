@@ -22,9 +22,8 @@ SHORT = SamplingParams(max_tokens=3)
 
 
 def parts_of(num_cores: int, **more: Any) -> EngineParts:
-    first, *others = [
-        make_parts(scripted(**more), Settings(max_model_len=1024, num_pages=301)) for _ in range(num_cores)
-    ]
+    roomy = Settings(max_model_len=1024, num_pages=301)
+    first, *others = [make_parts(scripted(**more), roomy) for _ in range(num_cores)]
     cores = [CoreParts(executor=each.executor, scheduler=each.scheduler, kv=each.kv) for each in others]
     return make_parts(first.executor, roomy, scheduler=first.scheduler, kv=first.kv, more_cores=tuple(cores))
 
