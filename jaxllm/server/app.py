@@ -18,6 +18,7 @@ from jaxllm.server.openai import chat, completions, models
 from jaxllm.server.profiling import profiling_routes
 from jaxllm.server.request_ids import RequestIds
 from jaxllm.server.root_path import RootPath
+from jaxllm.server.shortcut import Shortcut
 from jaxllm.server.state import ServerState
 
 ROUTES = (  # looked through in this order for each request
@@ -34,6 +35,7 @@ ROUTES = (  # looked through in this order for each request
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
     Route("/reset_prefix_cache", caching.reset_prefix_cache, methods=["POST"]),
 )
+HOT = {"/v1/chat/completions": chat.create, "/v1/completions": completions.create}  # in ROUTES too: for other methods
 
 
 def create_app(state: ServerState) -> ASGIApp:
@@ -56,5 +58,6 @@ def create_app(state: ServerState) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a redirect would answer where the route table does not
     app.state.server = state
-    guarded = KeyGuard(Answered(app), api_keys=config.api_keys, open_paths=open_paths(config))
+    routed = Shortcut(Answered(app), app, HOT)
+    guarded = KeyGuard(routed, api_keys=config.api_keys, open_paths=open_paths(config))
     return DirectSend(RootPath(RequestIds(with_cors(guarded, config)), config.root_path))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import re
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _ACCEPTED = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_HEADER = b"x-request-id"
 _SCOPE_KEY = "jaxllm.request_id"
 
 
@@ -25,15 +25,25 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = accepted_id(Headers(scope=scope).get("x-request-id")) or f"{self._random.getrandbits(128):032x}"
+        request_id = accepted_id(_sent_id(scope)) or f"{self._random.getrandbits(128):032x}"
+        header = (_HEADER, request_id.encode())
         scope[_SCOPE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                others = (pair for pair in message.get("headers", ()) if pair[0].lower() != _HEADER)
+                message = {**message, "headers": [*others, header]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def _sent_id(scope: Scope) -> str | None:
+    """The first such header. Names come in lower case."""
+    for name, value in scope["headers"]:
+        if name == _HEADER:
+            return value.decode("latin-1")
+    return None
 
 
 def accepted_id(value: str | None) -> str | None:
