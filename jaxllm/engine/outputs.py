@@ -219,7 +219,7 @@ class OutputProcessor:
 
 def _is_deadline(failure: RequestFailure) -> bool:
     """Whether it waited until its deadline: it then ends as one that ran, with what there is, which may be nothing."""
-    return failure.kind is ErrorKind.CAPACITY and failure.param == DEADLINE_PARAM
+    return failure.kind is ErrorKind.CAPACITY and DEADLINE_PARAM in (failure.param or failure.message)
 
 
 def _exception(failure: RequestFailure) -> Exception:

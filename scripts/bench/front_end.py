@@ -4,9 +4,10 @@ Starts the real server (HTTP, templates, tokeniser, engine with its scheduler an
 that only says what a script says, drives it over loopback, and reads the processor time of the
 server's process less that of its core's thread. Two sizes of the same work give the cost of a token
 or of a request by their difference, so that what is fixed cancels. Sizes take turns; the medians are
-given with the least and the largest.
+given with the least and the largest. The floor is what uvicorn and Starlette take to give the same
+requests back.
 
-    python -m scripts.bench.front_end [--streams 64] [--repeats 5] [--profile] [--json FILE]
+    python -m scripts.bench.front_end [--streams 64] [--repeats 5] [--only request] [--profile] [--json FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,8 +51,8 @@ class Cost:
 class Server:
     """The child process."""
 
-    def __init__(self, script: Path, num_seqs: int, model: str | None) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("front_end_server.py")), str(script), str(num_seqs)]
+    def __init__(self, program: str, script: Path, num_seqs: int, model: str | None) -> None:
+        command = [sys.executable, str(Path(__file__).with_name(program)), str(script), str(num_seqs)]
         self._child = subprocess.Popen(
             [*command, *([model] if model else [])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -157,6 +158,11 @@ def request_load() -> Load:
     return Load("request", (small, large), (bodies[0], bodies[1]), 0)
 
 
+def floor_load() -> Load:
+    """The requests of `request_load`, to a server that only gives them back."""
+    return replace(request_load(), unit="request that is only echoed by uvicorn and Starlette")
+
+
 def _chat(number: int, **fields: Any) -> dict[str, Any]:
     messages = [
         {"role": "system", "content": "You answer in one sentence."},
@@ -219,7 +225,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.04, help="seconds that the device takes a step of streams")
     parser.add_argument("--request-step-s", type=float, default=0.005, help="and of requests that are not streamed")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("stream", "request"), help="measure one of the two")
+    parser.add_argument("--only", choices=("stream", "request", "floor"), help="measure one of the three")
     parser.add_argument("--profile", action="store_true", help="sample the event loop's thread as well")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
@@ -227,18 +233,21 @@ def main() -> int:
     loads = {
         "stream": (stream_load(args.streams), args.streams, args.step_s),
         "request": (request_load(), args.clients, args.request_step_s),
+        "floor": (floor_load(), args.clients, args.request_step_s),
     }
-    for load, count, step_s in [loads[name] for name in loads if args.only in (None, name)]:
+    for name in [name for name in loads if args.only in (None, name)]:
+        load, count, step_s = loads[name]
+        program = "front_end_floor.py" if name == "floor" else "front_end_server.py"
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "script.json"
             answer = {"default": {"text": _TEXT, "repeat": True}, "step_s": step_s, "max_model_len": 1024}
             script.write_text(json.dumps(answer))
-            server = Server(script, count, args.model)
+            server = Server(program, script, count, args.model)
             client = Client(server.address, count)
             try:
                 costs.append(measure(server, client, load, args.repeats))
                 _print(costs[-1], args.repeats)
-                if args.profile:
+                if args.profile and name != "floor":
                     _print_profile(load, profile(server, client, load))
             finally:
                 client.close()
