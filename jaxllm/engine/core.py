@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from jaxllm.engine.clock import Clock
 from jaxllm.engine.executor import Executor, Ticket
@@ -104,11 +105,13 @@ class EngineCore:
     def step(self) -> StepDeltas | None:
         """Plan and start a step if there is one to plan; collect the oldest if that is due.
 
-        Returns None when nothing was collected. Whatever the executor raises passes through: the
+        Returns None when nothing was collected and no deadline passed. Whatever the executor raises passes through: the
         core must not be stepped again, and `fail` ends what is open.
         """
         started_s = time.perf_counter()
-        plan = self._scheduler.schedule(self._clock.now_s())
+        now_s = self._clock.now_s()
+        expired = self._scheduler.expire(now_s)
+        plan = self._scheduler.schedule(now_s)
         if plan is not None:
             planned_s = time.perf_counter()
             self._heartbeat.beat()
@@ -116,7 +119,8 @@ class EngineCore:
             self._in_flight.append((plan, ticket, StepTimes(started_s, planned_s, time.perf_counter(), ticket.build_s)))
         self._is_stalled = plan is None and not self._in_flight
         due = len(self._in_flight) > (self._max_left_in_flight if plan is not None else 0)
-        return self._collect_oldest() if due else None
+        collected = self._collect_oldest() if due else None
+        return _with_expired(expired, collected or StepDeltas((), self.stats())) if expired else collected
 
     def stats(self) -> CoreStats:
         scheduler = self._scheduler
@@ -170,6 +174,26 @@ def _delta(update: RequestUpdate) -> TokenDelta:
         update.logprobs,
         update.prompt_logprobs,
     )
+
+
+def _with_expired(expired: Sequence[Request], step: StepDeltas) -> StepDeltas:
+    """A step's deltas behind the ends of those whose deadline passed before it was planned."""
+    return StepDeltas((*map(_expiry, expired), *step.deltas), step.stats, step.num_scheduled_tokens)
+
+
+def _expiry(request: Request) -> TokenDelta:
+    """The end of a request at its deadline: one that never ran was not served at all."""
+    if request.scheduled_s is not None:
+        return TokenDelta(
+            request.request_id,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached=request.num_hits,
+            scheduled_s=request.scheduled_s,
+        )
+    message = "deadline_s passed while the request waited; accepted: a longer one, or another time"
+    failure = RequestFailure(ErrorKind.CAPACITY, message, param="deadline_s")
+    return TokenDelta(request.request_id, finish_reason=FinishReason.ERROR, error=failure)
 
 
 def _refusal(message: AddRequest, failure: RequestFailure) -> TokenDelta:

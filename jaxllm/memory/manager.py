@@ -21,6 +21,7 @@ class _Record:
 
     digests: list[bytes] = field(default_factory=list[bytes])
     num_indexed: int = 0  # of the pages held now, how many are found by digest; they are the first
+    num_pending: int = 0  # first page that is not announced as being filled; at least num_indexed where any is
 
 
 class KVManager:
@@ -41,6 +42,8 @@ class KVManager:
         self._hasher = PageHasher(plan.page_size)
         self._records: dict[Request, _Record] = {}
         self._no_pages: NewPages = tuple(() for _ in plan.groups)
+        # Digests of prompt pages that requests hold and have not planned to fill yet, with how many do.
+        self._pending: Counter[bytes] = Counter()
 
     @property
     def num_groups(self) -> int:
@@ -80,7 +83,10 @@ class KVManager:
         for pool, pages in zip(self._pools, hits, strict=True):
             pool.share(pages)
         request.pages = hits
-        self._record(request).num_indexed = len(hits[0])
+        record = self._record(request)
+        record.num_indexed = len(hits[0])
+        record.num_pending = len(record.digests)
+        self._pending.update(record.digests[record.num_indexed :])
         request.num_cached = request.num_computed = len(hits[0]) * self.page_size
         return request.num_cached
 
@@ -132,11 +138,33 @@ class KVManager:
             [_append(pool, pages, num) for num, pool, pages in zip(missing, self._pools, request.pages, strict=True)]
         )
 
+    def pending_prefix(self, request: Request) -> int:
+        """Tokens behind a waiting request's cached prefix that requests with pages are going to compute.
+
+        They are found in the cache as soon as the step that computes them is planned.
+        """
+        if not self._pending:
+            return 0
+        num_hits = len(self._hits(request)[0])
+        digests = self._record(request).digests[num_hits : (request.num_tokens - 1) // self.page_size]
+        num_pending = next((i for i, digest in enumerate(digests) if digest not in self._pending), len(digests))
+        return num_pending * self.page_size
+
     def commit(self, request: Request) -> None:
         """Let the pages filled up to `num_computed` be found. Their tokens must be confirmed."""
-        if not self._caching:
-            return
-        num_full = request.num_computed // self.page_size
+        if self._caching:
+            self._index(request, request.num_computed // self.page_size)
+
+    def commit_planned(self, request: Request, num_tokens: int) -> None:
+        """Let pages of known tokens be found that planned steps fill, up to `num_tokens` tokens of the request.
+
+        Only a later step can share them, and the device runs steps in order: whatever becomes of the
+        request meanwhile, they are full before that step reads them.
+        """
+        if self._caching:
+            self._index(request, min(num_tokens, request.num_tokens) // self.page_size)
+
+    def _index(self, request: Request, num_full: int) -> None:
         record = self._records.get(request) or self._record(request)
         first = record.num_indexed
         if first >= num_full:
@@ -146,17 +174,29 @@ class KVManager:
             self._hasher.extend(request, digests, num_full)
         for group, pool in enumerate(self._pools):
             pool.index(request.pages[group], digests, first, num_full)
+        if record.num_pending > first:
+            self._settle(record, first, num_full)
         record.num_indexed = num_full
+
+    def _settle(self, record: _Record, first: int, end: int) -> None:
+        """Pages `first` to `end` - 1 are no longer going to be filled: they are, or never will be."""
+        for digest in record.digests[first : min(end, record.num_pending)]:
+            self._pending[digest] -= 1
+            if not self._pending[digest]:
+                del self._pending[digest]
 
     def release(self, request: Request) -> None:
         """Give all pages back, the tail to be evicted first. Committed ones stay matchable."""
         for pool, pages in zip(self._pools, request.pages, strict=False):
             pool.release(pages)
         request.pages = []
+        record = self._records.get(request)
+        if record is None:
+            return
+        self._settle(record, record.num_indexed, record.num_pending)
+        record.num_indexed = record.num_pending = 0
         if request.is_finished:
-            self._records.pop(request, None)
-        elif request in self._records:
-            self._records[request].num_indexed = 0
+            del self._records[request]
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached page. Refused (False) while a request holds pages."""
@@ -168,6 +208,9 @@ class KVManager:
 
     def check(self) -> None:
         """Raise RuntimeError unless every page is in one state and held by exactly who counts for it."""
+        pending = Counter(digest for r in self._records.values() for digest in r.digests[r.num_indexed : r.num_pending])
+        if pending != self._pending:
+            raise RuntimeError(f"{len(self._pending)} pages count as going to be filled, not {len(pending)}")
         for group, pool in enumerate(self._pools):
             pool.check()
             holders = Counter(page for request in self._records if request.pages for page in request.pages[group])

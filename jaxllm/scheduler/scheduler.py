@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from jaxllm.config.engine import SchedulerConfig
-from jaxllm.errors import CapacityError, ConfigError, EngineDead, RequestError
+from jaxllm.errors import ConfigError, EngineDead
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.answers import PromptScores, read_answer
 from jaxllm.scheduler.decode_rows import DecodeRows, DecodeStep
 from jaxllm.scheduler.forks import Forks
+from jaxllm.scheduler.limits import Deadlines, PromptLimits, QueueLimits
 from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
 from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
 from jaxllm.scheduler.repetition import RepetitionWatches
@@ -67,7 +68,9 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._policy = policy
-        self._max_model_len = stop.max_model_len
+        self._queue_limits = QueueLimits(config, kv, stop.max_model_len)
+        self._prompt_limits = PromptLimits(config)
+        self._deadlines = Deadlines(config.default_deadline_s)
         # The last token of a sequence is sampled but needs no page.
         self._stop = StopRules(stop.eos_ids, min(stop.max_model_len, kv.capacity_tokens + 1))
         self._forks = Forks()
@@ -108,11 +111,19 @@ class Scheduler:
                 only scored needs none), or is not that of the request it is a fork of.
             CapacityError: the queue is full, or the prompt is larger than all of KV memory.
         """
-        self._check_room(request)
+        self._queue_limits.check(request, self.requests.keys(), self._waiting)
         if request.fork_of is not None:
             self._forks.add(request, self.requests.get(request.fork_of))
         self.requests[request.request_id] = request
         self._waiting.push_back(request)
+        self._deadlines.add(request)
+
+    def expire(self, now_s: float) -> list[Request]:
+        """End requests whose deadline has passed; they keep what they have, which is nothing for who never ran."""
+        expired = self._deadlines.take(now_s)
+        for request in expired:
+            self._finish(request, Stop(FinishReason.ABORT, "deadline"))
+        return expired
 
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[Request]:
         """End requests at whatever stage they are; ids that are unknown or finished are ignored."""
@@ -125,13 +136,15 @@ class Scheduler:
         """Decide one step; None if no request can be given a token now.
 
         Decodes come first, one token each; then requests with more to compute, in order of admission;
-        then waiting ones, unless somebody was preempted: what is short of memory admits nobody.
+        then waiting ones, unless somebody was preempted: what is short of memory admits nobody. The
+        last two share what `PromptLimits` leaves them.
         O(running requests + siblings passed over), little for each.
         """
         plan = StepPlan(self._kv, self._decodes, self._token_budget(now_s))
         try:
             num_preemptions = self.num_preemptions
             self._give_decodes(plan, now_s)
+            self._limit_prompts(plan)
             self._give_prefilling(plan, now_s)
             if self.num_preemptions == num_preemptions:
                 self._admit_waiting(plan, now_s)
@@ -171,13 +184,18 @@ class Scheduler:
                 self._give(request, lambda row=row: decodes.grow(row), plan, now_s)
         plan.give_decodes()
 
+    def _limit_prompts(self, plan: StepPlan) -> None:
+        budget = self._prompt_limits.budget(plan.budget + plan.num_decodes, plan.num_decodes)
+        is_shared = len(self._running) + len(self._waiting) > 1
+        plan.limit_pieces(budget, self._prompt_limits.longest_piece(is_shared=is_shared))
+
     def _give_prefilling(self, plan: StepPlan, now_s: float) -> None:
         for request in tuple(self._prefilling):
-            if plan.budget == 0:
-                return
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
-            num_tokens = min(request.num_uncomputed, plan.budget)
+            num_tokens = plan.tokens_for(request.num_uncomputed)
+            if num_tokens == 0:
+                return
             if not self._give(request, lambda r=request, n=num_tokens: plan.add(r, n), plan, now_s):
                 return
 
@@ -213,7 +231,7 @@ class Scheduler:
             self._preempted[victim.request_id] = None
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        if not self._waiting or not self._slots or plan.budget == 0:
+        if not self._waiting or not self._slots or plan.tokens_for(1) == 0:
             return
         admitted: list[Request] = []
         view = self._view(now_s)
@@ -221,14 +239,14 @@ class Scheduler:
             for request in self._policy.order(view):
                 if request not in self._waiting or request.status is RequestStatus.RUNNING:
                     continue  # not one to choose, or chosen twice
-                if self._waits_for_prompt(request, plan):
+                if self._waits_for_prompt(request, plan) or self._waits_for_prefix(request):
                     continue
-                if not self._policy.admit(request, view):
+                if not self._policy.admit(request, view) or not self._takes_partial(request, plan):
                     continue
                 if not self._admit(request, plan):
                     break
                 admitted.append(request)
-                if not self._slots or plan.budget == 0:
+                if not self._slots or plan.tokens_for(1) == 0:
                     break
                 view = self._view(now_s)
         finally:
@@ -252,6 +270,22 @@ class Scheduler:
         # One that waits itself, at first or after a preemption, has nothing computed.
         return first is not None and plan.num_tokens_before(first) < first.num_prompt_tokens
 
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Whether half or more of what it has to compute is on its way, for others, in steps not planned yet."""
+        if not self._config.in_batch_prefix_sharing or self._forks.first_of(request) is not None:
+            return False
+        num_pending = self._kv.pending_prefix(request)
+        return num_pending > 0 and 2 * num_pending >= request.num_tokens - self._kv.match_prefix(request)
+
+    def _takes_partial(self, request: Request, plan: StepPlan) -> bool:
+        """False if it would be left half computed beside as many as may be."""
+        if not self._prompt_limits.limits_partial:
+            return True
+        num_wanted = request.num_tokens - self._kv.match_prefix(request)
+        if plan.tokens_for(num_wanted) == num_wanted:
+            return True
+        return self._prompt_limits.takes_partial(request, [r for r in self._prefilling if r.num_uncomputed > 0])
+
     def _admit_fork(self, request: Request, first: Request, plan: StepPlan) -> bool:
         page_copies = self._kv.fork(request, first)
         return page_copies is not None and plan.add(request, 1, is_new=True, page_copies=page_copies)
@@ -259,12 +293,12 @@ class Scheduler:
     def _admit_alone(self, request: Request, plan: StepPlan) -> bool:
         if not self._config.enable_chunked_prefill:
             num_wanted = request.num_tokens - self._kv.match_prefix(request)
-            if num_wanted > plan.budget:
+            if num_wanted > plan.tokens_for(num_wanted):
                 return False
         if not self._kv.can_fit(request, request.num_tokens):
             return False
         num_cached = self._kv.adopt_prefix(request)
-        if not plan.add(request, min(request.num_tokens - num_cached, plan.budget), is_new=True):
+        if not plan.add(request, plan.tokens_for(request.num_tokens - num_cached), is_new=True):
             plan.withdraw(request)
             return False
         if request.num_preemptions == 0:
@@ -291,6 +325,7 @@ class Scheduler:
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
                 request.num_hits = 0 if request.fork_of is not None else request.num_cached
+            self._kv.commit_planned(request, piece.start + piece.num_tokens)
             if piece.samples:
                 del self._prefilling[request]
         self._decodes.join([piece.request for piece in pieces if piece.samples])
@@ -407,29 +442,3 @@ class Scheduler:
         if request.slot is not None:
             self._slots.give_back(request.slot)
             request.slot = None
-
-    def _check_room(self, request: Request) -> None:
-        num_prompt = request.num_prompt_tokens
-        if request.request_id in self.requests:
-            raise RequestError(
-                f"request_id={request.request_id!r} is in use; accepted: an id of no unfinished request",
-                param="request_id",
-            )
-        num_more = 0 if request.params.max_tokens == 0 else 1
-        if not 0 < num_prompt <= self._max_model_len - num_more:
-            room = "which leaves room for one more within " if num_more else ""
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens; accepted: 1 to {self._max_model_len - num_more}, {room}"
-                f"max_model_len={self._max_model_len}",
-                param="prompt",
-            )
-        if num_prompt > self._kv.capacity_tokens:
-            raise CapacityError(
-                f"the prompt has {num_prompt} tokens; accepted: at most {self._kv.capacity_tokens}, "
-                f"all that the {self._kv.num_pages - 1} pages of KV memory hold"
-            )
-        limit = self._config.max_num_queued_reqs
-        if limit is not None and len(self.requests) >= limit:
-            raise CapacityError(
-                f"{len(self.requests)} requests wait or run; accepted: at most max_num_queued_reqs={limit}"
-            )

@@ -43,7 +43,7 @@ class StepPlan:
     as soon as it is given; the rest is counted when the step is sealed.
     """
 
-    __slots__ = ("_decodes", "_kv", "_pieces", "budget", "num_decodes")
+    __slots__ = ("_decodes", "_kv", "_longest_piece", "_pieces", "_prompt_budget", "budget", "num_decodes")
 
     def __init__(self, kv: KVManager, decodes: DecodeRows, budget: int) -> None:
         self._kv = kv
@@ -51,6 +51,8 @@ class StepPlan:
         self._pieces: dict[Request, Piece] = {}
         self.num_decodes = 0  # the first of `decodes`
         self.budget = budget  # tokens left to give
+        self._prompt_budget = budget  # of those, what pieces may take together
+        self._longest_piece = budget
 
     @property
     def pieces(self) -> Collection[Piece]:
@@ -64,6 +66,14 @@ class StepPlan:
         """Give each decode its token, or as many as there are tokens; all of these must have their pages."""
         self.num_decodes = self._decodes.num_left_of(self.budget)
         self.budget -= self.num_decodes
+
+    def limit_pieces(self, budget: int, longest: int) -> None:
+        """From now on pieces take at most `budget` tokens together and `longest` each."""
+        self._prompt_budget, self._longest_piece = budget, longest
+
+    def tokens_for(self, num_wanted: int) -> int:
+        """Tokens of those that a request wants which a piece of this step may still have."""
+        return max(0, min(num_wanted, self.budget, self._prompt_budget, self._longest_piece))
 
     def num_tokens_before(self, request: Request) -> int:
         """Tokens of a request that are computed, or in flight from earlier plans than this one."""
@@ -85,6 +95,7 @@ class StepPlan:
             request, request.num_preemptions, start, num_tokens, samples, is_decode, is_new, new_pages, page_copies
         )
         self.budget -= num_tokens
+        self._prompt_budget -= num_tokens
         request.num_in_flight += num_tokens
         request.num_pending += samples
         return True
@@ -94,6 +105,7 @@ class StepPlan:
         piece = self._pieces.pop(request, None)
         if piece is not None:
             self.budget += piece.num_tokens
+            self._prompt_budget += piece.num_tokens
             request.num_in_flight -= piece.num_tokens
             request.num_pending -= piece.samples
         self._decodes.leave(request)
