@@ -90,7 +90,8 @@ def shutting_down() -> HTTPError:
 
 def deadline_passed(deadline_s: float | None) -> HTTPError:
     """503, not 408 or 504: the client was quick enough and no gateway is late; there was no room in that time."""
-    message = f"deadline_s={deadline_s} passed while the request waited; accepted: a longer one, or another time"
+    which = f"deadline_s={deadline_s}" if deadline_s is not None else "the server's default deadline_s"
+    message = f"{which} passed before the first token; accepted: a longer one, or another time"
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return HTTPError(503, message, param="deadline_s", code="deadline_exceeded", headers=headers)
 
