@@ -81,8 +81,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_update: OnUpdate | None = None,
-        priority: int | Sequence[int] = 0,
-        service: ServiceParams | Sequence[ServiceParams] = DEFAULT_SERVICE,
+        priority: int | Sequence[int] | None = None,
+        service: ServiceParams | Sequence[ServiceParams] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; results come in their order.
 
@@ -131,8 +131,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_update: OnUpdate | None = None,
-        priority: int | Sequence[int] = 0,
-        service: ServiceParams | Sequence[ServiceParams] = DEFAULT_SERVICE,
+        priority: int | Sequence[int] | None = None,
+        service: ServiceParams | Sequence[ServiceParams] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -235,20 +235,18 @@ class LLM:
 
 
 def _terms(priority: Any, service: Any, count: int) -> list[Terms]:
-    pairs = zip(
-        _one_each("priority", priority, count, "an integer, or a list of them, one for each prompt"),
-        _one_each("service", service, count, "ServiceParams, or a list of them, one for each prompt"),
-        strict=True,
-    )
-    return [Terms(priority=each, service=serving) for each, serving in pairs]
+    priorities = _one_each("priority", priority, 0, count, "an integer")
+    services = _one_each("service", service, DEFAULT_SERVICE, count, "ServiceParams")
+    return [Terms(priority=each, service=serving) for each, serving in zip(priorities, services, strict=True)]
 
 
-def _one_each(name: str, given: Any, count: int, accepted: str) -> list[Any]:
-    """As many as there are prompts; what each of them is, the engine checks."""
+def _one_each(name: str, given: Any, default: Any, count: int, accepted: str) -> list[Any]:
+    """As many as there are prompts, None standing for the default; what each is, the engine checks."""
     if not isinstance(given, (list, tuple)):
-        return [given] * count
+        return [default if given is None else given] * count
     listed: list[Any] = list(cast("Sequence[Any]", given))
     if len(listed) != count:
+        accepted = f"{accepted}, or a list of them, one for each prompt"
         raise RequestError(f"{name} has {len(listed)} entries for {count} prompts; accepted: {accepted}", param=name)
     return listed
 

@@ -291,6 +291,7 @@ def test_without_the_default_model_a_script_speaks_bytes(script: Path, monkeypat
 def test_priority_and_service_are_one_for_all_or_one_for_each(llm: LLM) -> None:
     patient, hurried = ServiceParams(tenant="alice"), ServiceParams(deadline_s=60)
     assert texts(llm.generate(["a", "b"], priority=[2, -1], service=[patient, hurried])) == ["Hello 🫠!"] * 2
+    assert texts(llm.generate(["a", "b"], priority=None, service=None)) == ["Hello 🫠!"] * 2
     one = [{"role": "user", "content": "capital of France?"}]
     assert texts(llm.chat(one, priority=3, service=patient)) == [" Paris."]
     for name, value in {"priority": [1], "service": [patient] * 3}.items():

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from jaxllm.engine.engine import Engine
+from jaxllm.engine.engine import Engine, Terms
 from jaxllm.engine.inputs import TokensPrompt
 from jaxllm.errors import CapacityError, EngineDead, RequestError
 from jaxllm.testing.faults import Fault, FaultKind
 from jaxllm.types.outputs import RequestOutput
 from jaxllm.types.sampling import OutputKind, SamplingParams
+from jaxllm.types.service import ServiceParams
 from tests.helpers.scripted_engine import EOS, Settings, make_parts, script, scripted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
@@ -114,7 +115,7 @@ import sys
 from dataclasses import replace
 sys.modules["jax"] = None
 from tests.helpers.scripted_engine import Settings, make_parts, scripted
-from jaxllm.engine.engine import Engine
+from jaxllm.engine.engine import Engine, Terms
 from jaxllm.errors import EngineDead
 from jaxllm.testing.faults import Fault, FaultKind
 from jaxllm.types.sampling import SamplingParams
@@ -135,3 +136,16 @@ def test_a_default_of_the_model_that_is_not_served_yet_is_left_out_with_a_warnin
     with Engine(parts) as engine:
         assert engine.default_params == {"temperature": 0.5}
     assert "thinking_token_budget=7" in caplog.text
+
+
+def test_a_deadline_ends_its_own_request_and_leaves_the_others_of_the_batch_alone() -> None:
+    executor = scripted(script("short", prompt_contains="s"), default=script("on ", repeat=True), step_s=0.002)
+    hurried = Terms(service=ServiceParams(deadline_s=0.1))
+    with Engine(make_parts(executor, Settings(max_num_seqs=1, max_model_len=1024, num_pages=301))) as engine:
+        params = [SamplingParams(max_tokens=None), SamplingParams(max_tokens=None), GREEDY]
+        running, waiting, other = engine.generate(["a", "b", "s"], params, terms=[hurried, hurried, Terms()])
+        ends = [(o.outputs[0].finish_reason, o.outputs[0].stop_reason) for o in (running, waiting)]
+        assert ends == [("abort", "deadline")] * 2
+        assert running.outputs[0].text.startswith("on ") and not waiting.outputs[0].token_ids
+        assert other.outputs[0].text == "short"
+        assert engine.stats().totals.finished["abort"] == 2
