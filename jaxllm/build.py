@@ -16,7 +16,7 @@ from jaxllm.config.checkpoint import (
     load_model_config,
     resolve_model,
 )
-from jaxllm.config.engine import Backend, CacheConfig, ConfigParts, EngineArgs, to_parts
+from jaxllm.config.engine import Backend, CacheConfig, ConfigParts, EngineArgs, json_object, to_parts
 from jaxllm.config.env import read_environment
 from jaxllm.engine.parts import CoreParts, EngineParts
 from jaxllm.errors import ConfigError, shown
@@ -80,7 +80,8 @@ def build_parts(
         CapacityError: it does not fit into memory.
     """
     report = report or StartupReport()
-    create_policy(args.scheduling_policy)  # first: a wrong name costs no time
+    options = json_object("scheduling_policy_options", args.scheduling_policy_options)
+    create_policy(args.scheduling_policy, options)  # first: a wrong name costs no time
     processors = _checked_processors(logits_processors)
     if args.scripted_file is not None:
         return _build_scripted(args, args.scripted_file, processors, report)
@@ -287,7 +288,7 @@ def _core(
 ) -> CoreParts:
     kv = KVManager(plan, enable_prefix_caching=parts.cache.enable_prefix_caching)
     stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
-    policy: Any = create_policy(args.scheduling_policy)
+    policy: Any = create_policy(args.scheduling_policy, parts.scheduler.policy_options)
     return CoreParts(executor=executor, scheduler=Scheduler(parts.scheduler, kv, policy, stop), kv=kv)
 
 

@@ -134,6 +134,7 @@ class EngineCore:
             prefix_queries_tokens=scheduler.prefix_queries,
             prefix_hits_tokens=scheduler.prefix_hits,
             num_steps=self._num_steps,
+            num_policy_faults=scheduler.num_policy_faults,
             phase_seconds=self.recorder.phase_seconds,
         )
 

@@ -45,6 +45,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "num_preemptions": "Preemptions: requests that lost their pages and were recomputed.",
+    "policy_faults": "Answers of the scheduling policy that could not be used; fcfs decided in its place.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "compilations_after_ready": "Programs compiled after the engine was ready; more than 0 is a fault.",
@@ -253,6 +254,7 @@ def _counter_values(stats: EngineStats) -> dict[str, float]:
     core, totals = stats.core, stats.totals
     return {
         "num_preemptions": core.num_preemptions,
+        "policy_faults": core.num_policy_faults,
         "prefix_cache_queries": core.prefix_queries_tokens,
         "prefix_cache_hits": core.prefix_hits_tokens,
         "compilations_after_ready": stats.compilations_after_ready,

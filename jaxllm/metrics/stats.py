@@ -24,6 +24,7 @@ class CoreStats:
     prefix_queries_tokens: int = 0  # counter: prompt tokens looked up in the prefix cache
     prefix_hits_tokens: int = 0  # counter: of those, tokens found
     num_steps: int = 0  # counter: steps collected
+    num_policy_faults: int = 0  # counter: answers of the scheduling policy that were not to be used
     phase_seconds: tuple[float, ...] = (0.0,) * len(PHASES)  # counters, in the order of `PHASES`
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxllm.types.request import Request
+
+
+def _nothing_pending(request: Request) -> int:
+    del request
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +25,16 @@ class SchedulerView:
     page_size: int
     token_cap: int  # max_num_batched_tokens
     cached_prefix: Callable[[Request], int]  # tokens of a waiting request that are cached now
+    pending_prefix: Callable[[Request], int] = _nothing_pending  # tokens behind those that others will compute
 
 
 class SchedulingPolicy(Protocol):
     """Decides who goes first. Page safety, budgets, prefix hits and stops stay with the scheduler.
 
-    Answers are checked, so a wrong policy is slow or unfair, but harms no memory. An exception from
-    one is passed on after the step it interrupts has been undone.
+    Answers are checked, so a wrong policy is slow or unfair, but harms no memory: one that raises or
+    answers nonsense is reported, and fcfs answers in its place for the rest of the step.
+
+    A policy may have a fifth method, `preempt` (see `PreemptivePolicy`).
     """
 
     def order(self, view: SchedulerView) -> Iterable[Request]:
@@ -46,4 +54,18 @@ class SchedulingPolicy(Protocol):
 
     def victim(self, view: SchedulerView, needing: Request) -> Request:
         """The running request that yields its pages to `needing`; it may be `needing` itself."""
+        ...
+
+
+@runtime_checkable
+class PreemptivePolicy(Protocol):
+    """A policy that lets waiting requests take the place of running ones."""
+
+    def preempt(self, candidate: Request, view: SchedulerView) -> Request | None:
+        """The running request that gives up its slot and pages for `candidate`, which finds none; None: nobody.
+
+        Asked for the first in order that cannot start, until it can, or until the answer is None. Who
+        gave way waits in front and is computed again: for a candidate no better than it, the two would
+        take turns for ever.
+        """
         ...

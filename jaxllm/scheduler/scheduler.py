@@ -13,6 +13,7 @@ from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.answers import PromptScores, read_answer
 from jaxllm.scheduler.decode_rows import DecodeRows, DecodeStep
 from jaxllm.scheduler.forks import Forks
+from jaxllm.scheduler.guard import GuardedPolicy
 from jaxllm.scheduler.limits import Deadlines, PromptLimits, QueueLimits
 from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
 from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
@@ -67,7 +68,7 @@ class Scheduler:
         self.prefix_hits = 0  # and those of them found cached
         self._config = config
         self._kv = kv
-        self._policy = policy
+        self._policy = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy)
         self._queue_limits = QueueLimits(config, kv, stop.max_model_len)
         self._prompt_limits = PromptLimits(config)
         self._deadlines = Deadlines(config.default_deadline_s)
@@ -98,6 +99,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_policy_faults(self) -> int:
+        """Questions that the policy answered with an exception or nonsense."""
+        return self._policy.num_faults
 
     @property
     def num_waiting(self) -> int:
@@ -203,11 +209,6 @@ class Scheduler:
         """Find pages for a running request, at the cost of others if need be; False if it had to yield itself."""
         while not take_pages():
             victim = self._policy.victim(self._view(now_s), request)
-            if victim.status is not RequestStatus.RUNNING or self.requests.get(victim.request_id) is not victim:
-                raise ConfigError(
-                    f"policy={type(self._policy).__name__} chose victim {victim.request_id!r}; "
-                    f"accepted: one of the running requests"
-                )
             self._preempt(victim, plan)
             if victim is request:
                 return False
@@ -231,26 +232,41 @@ class Scheduler:
             self._preempted[victim.request_id] = None
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        if not self._waiting or not self._slots or plan.tokens_for(1) == 0:
-            return
+        for _ in range(self._config.max_num_seqs):
+            blocked = self._admit_in_order(plan, now_s)
+            victim = self._policy.preempt(blocked, self._view(now_s)) if blocked is not None else None
+            if victim is None:
+                return
+            self._preempt(victim, plan)
+
+    def _admit_in_order(self, plan: StepPlan, now_s: float) -> Request | None:
+        """Admit who fits; returns the first that finds no slot or no memory, for whom somebody may give way."""
+        may_preempt = self._policy.is_preemptive
+        if not self._waiting or plan.tokens_for(1) == 0 or not (self._slots or may_preempt):
+            return None
         admitted: list[Request] = []
         view = self._view(now_s)
         try:
             for request in self._policy.order(view):
-                if request not in self._waiting or request.status is RequestStatus.RUNNING:
-                    continue  # not one to choose, or chosen twice
-                if self._waits_for_prompt(request, plan) or self._waits_for_prefix(request):
+                if not self._may_start(request, view, plan):
                     continue
-                if not self._policy.admit(request, view) or not self._takes_partial(request, plan):
-                    continue
-                if not self._admit(request, plan):
-                    break
+                if not self._slots or not self._admit(request, plan):
+                    return request if may_preempt and request.num_pending == 0 else None
                 admitted.append(request)
-                if not self._slots or plan.tokens_for(1) == 0:
+                if plan.tokens_for(1) == 0 or not (self._slots or may_preempt):
                     break
                 view = self._view(now_s)
         finally:
             self._waiting.remove(admitted)  # not earlier: the policy may be reading the queue
+        return None
+
+    def _may_start(self, request: Request, view: SchedulerView, plan: StepPlan) -> bool:
+        """Whether it is one to choose, and nothing but room is in its way."""
+        if request not in self._waiting or request.status is RequestStatus.RUNNING:
+            return False
+        if self._waits_for_prompt(request, plan) or self._waits_for_prefix(request):
+            return False
+        return self._policy.admit(request, view) and self._takes_partial(request, plan)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Start a request if its whole sequence fits now; its first piece may be smaller."""
@@ -346,6 +362,7 @@ class Scheduler:
             page_size=self._kv.page_size,
             token_cap=self._config.max_num_batched_tokens,
             cached_prefix=self._kv.match_prefix,
+            pending_prefix=self._kv.pending_prefix,
         )
 
     # Results

@@ -41,6 +41,7 @@ class Driver:
         num_groups: int = 1,
         policy: SchedulingPolicy | None = None,
         max_num_queued_reqs: int | None = None,
+        **limits: Any,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -48,6 +49,7 @@ class Driver:
             max_model_len=max_model_len,
             enable_chunked_prefill=chunked,
             max_num_queued_reqs=max_num_queued_reqs,
+            **limits,
         )
         self.kv = make_kv(num_pages, page_size, caching=caching, num_groups=num_groups)
         stop = StopRules(frozenset({EOS}), max_model_len)
@@ -112,7 +114,7 @@ class Driver:
         if plan is None:
             return None
         self.num_steps += 1
-        if self.scheduler.num_preemptions > num_preemptions:
+        if self.scheduler.num_preemptions > num_preemptions and not self.scheduler._policy.is_preemptive:
             assert plan.new == (), "somebody was admitted in a step that preempted"
         self._check_plan(plan)
         output = self.device.run(plan)

@@ -1,1 +1,1 @@
-"""Scheduling policies that come with the package, one file each."""
+"""The policies that come with the scheduler, one a file."""
