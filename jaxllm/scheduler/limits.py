@@ -11,6 +11,8 @@ from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.queues import WaitingQueue
 from jaxllm.types.request import Request
 
+_FEWEST_SWEPT = 64
+
 
 class QueueLimits:
     """Which requests are taken in at all."""
@@ -68,12 +70,25 @@ class Deadlines:
         self._default_s = default_s  # after arrival, of a request that names none
         self._heap: list[tuple[float, int, Request]] = []
         self._num_added = 0  # breaks ties: requests do not compare
+        self._sweep_at = _FEWEST_SWEPT
 
     def add(self, request: Request) -> None:
         after_s = request.service.deadline_s or self._default_s
         if after_s is not None:
+            self._sweep()
             heapq.heappush(self._heap, (request.arrival_s + after_s, self._num_added, request))
             self._num_added += 1
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def _sweep(self) -> None:
+        """Forget those that ended, once in as many additions as there are entries."""
+        if len(self._heap) < self._sweep_at:
+            return
+        self._heap = [entry for entry in self._heap if not entry[2].is_finished]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(_FEWEST_SWEPT, 2 * len(self._heap))
 
     def take(self, now_s: float) -> list[Request]:
         """Unfinished requests whose time has come, each once."""

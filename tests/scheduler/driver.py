@@ -80,16 +80,19 @@ class Driver:
         cache_salt: str | None = None,
         seed: int = 0,
         fork_of: Request | None = None,
+        arrival_s: float = 0.0,
+        **fields: Any,
     ) -> Request:
         request = Request(
             f"r{self._num_added}",
             prompt,
             params or SamplingParams(max_tokens=8, ignore_eos=True),
-            0.0,
+            arrival_s,
             seed=seed,
             adapter_id=adapter_id,
             cache_salt=cache_salt,
             fork_of=fork_of.request_id if fork_of else None,
+            **fields,
         )
         self.scheduler.add(request)
         self._num_added += 1
