@@ -186,9 +186,14 @@ class KVManager:
                 del self._pending[digest]
 
     def release(self, request: Request) -> None:
-        """Give all pages back, the tail to be evicted first. Committed ones stay matchable."""
+        """Give all pages back, the tail to be evicted first. Committed ones stay matchable.
+
+        The request's retention is that of its whole pages within `retention_tokens`.
+        """
+        service = request.service
+        num_at_level = None if service.retention_tokens is None else service.retention_tokens // self.page_size
         for pool, pages in zip(self._pools, request.pages, strict=False):
-            pool.release(pages)
+            pool.release(pages, service.retention_priority, num_at_level)
         request.pages = []
         record = self._records.get(request)
         if record is None:
