@@ -26,7 +26,6 @@ class CacheConfig:
     memory_bytes: int | None = None  # KV budget; None: from the memory plan
     memory_utilization: float = 0.92  # of an accelerator's memory, for everything
     enable_prefix_caching: bool = True
-    partial_page_reuse: bool = True  # copy the equal part of a cached page whose end differs
     dtype: str = "float32"
 
 
@@ -125,7 +124,9 @@ class EngineArgs:
     max_num_seqs: int | None = setting(None, "requests running at once", human=True)
     max_num_batched_tokens: int | None = setting(None, "tokens computed in one step", human=True)
     enable_chunked_prefill: bool = setting(True, "compute long prompts piece by piece")
-    scheduling_policy: str = setting("fcfs", "who runs first: a name or package.module:Class")
+    scheduling_policy: str = setting(
+        "fcfs", "who runs first: fcfs, priority, shortest_first, cache_aware, fair, slo, or package.module:Class"
+    )
     scheduling_policy_options: str | None = setting(None, "options of the policy, a JSON object")
     long_prefill_token_threshold: int = setting(
         0, "most tokens of one prompt in a step that others share; 0: as many as fit", human=True
@@ -147,7 +148,9 @@ class EngineArgs:
     default_deadline_s: float | None = setting(
         None, "seconds after which a request that names no deadline ends, whatever it has", "default-deadline"
     )
-    record_trace: str | None = setting(None, "file to write arrivals, decisions and tokens to, step by step")
+    record_trace: str | None = setting(
+        None, "file to write arrivals, decisions and tokens to, step by step", served=False
+    )
 
     page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")
     num_pages: int | None = setting(
@@ -161,10 +164,7 @@ class EngineArgs:
         "auto", "auto: as dtype, but float32 for float16 on CPU"
     )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
-    partial_page_reuse: bool = setting(True, "copy the equal part of a cached page whose end differs")
-    kv_events_config: str | None = setting(
-        None, "publish pages stored and removed: JSON with enable_kv_cache_events, publisher, endpoint, topic"
-    )
+    kv_events_config: str | None = setting(None, "publish pages stored and removed, JSON", served=False)
 
     attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
     executor: str = setting("device", "device, or scripted:FILE.json for a stand-in without a model")
@@ -279,7 +279,6 @@ def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization,
         enable_prefix_caching=args.enable_prefix_caching,
-        partial_page_reuse=args.partial_page_reuse,
         dtype=auto_dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
     )
 

@@ -85,7 +85,7 @@ def draw(found: Sequence[Gaps], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 2.2 * len(found)), layout="constrained")
-    for axes, gaps in zip(figure.subplots(len(found), squeeze=False)[:, 0], found, strict=True):
+    for axes, gaps in zip(figure.subplots(len(found), squeeze=False, sharex=True)[:, 0], found, strict=True):
         points = {(later, later - sooner) for each in gaps.token_times for sooner, later in pairwise(each)}
         axes.plot(*zip(*sorted(points), strict=True), ".", markersize=3)
         axes.set(title=f"{gaps.name}: longest {gaps.most_s:.3f} s", ylabel="gap, s", yscale="log", ylim=(0.01, 10))
