@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxllm.errors import CapacityError
+from jaxllm.scheduler.registry import BUILT_IN, create_policy
 from jaxllm.types.request import FinishReason, Request
 from jaxllm.types.sampling import RepetitionDetection, SamplingParams
+from jaxllm.types.service import ServiceParams
 from tests.scheduler.driver import EOS, Driver
 from tests.scheduler.paged_device import VOCABULARY
 
@@ -37,9 +40,15 @@ def random_request(driver: Driver, rng: random.Random) -> list[Request]:
         repetition_detection=rng.choice((None, None, None, RepetitionDetection(max_pattern_size=6))),
     )
     num = rng.choice((1, 1, 1, 2, 3, 5))
-    return driver.add_family(
-        num, prompt, params, adapter_id=rng.choice((None, None, "a")), cache_salt=rng.choice((None, None, "a"))
+    service = ServiceParams(
+        tenant=rng.choice((None, "b", "c")),
+        retention_priority=rng.choice((0, 35, 35, 90)),
+        retention_tokens=rng.choice((None, None, 6)),
+        deadline_s=rng.choice((None, None, None, None, None, 60.0)),
     )
+    keys = {"adapter_id": rng.choice((None, None, "a")), "cache_salt": rng.choice((None, None, "a"))}
+    terms = {"arrival_s": float(driver.num_steps), "priority": rng.randrange(3), "service": service}
+    return driver.add_family(num, prompt, params, **keys, **terms)
 
 
 def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
@@ -51,6 +60,7 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
         driver.plan()
     if driver.submitted and (len(driver.submitted) == 2 or rng.random() < 0.5):
         driver.collect()
+    driver.scheduler.expire(float(driver.num_steps))
     if rng.random() < 0.01 and driver.scheduler.requests:
         driver.abort(rng.choice(list(driver.scheduler.requests)))
     if rng.random() < 0.002:
@@ -72,6 +82,13 @@ def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options
     run_randomly(seed, num_steps, options)
 
 
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "fcfs"])
+def test_no_policy_and_no_limit_loses_anything(name: str) -> None:
+    """1,500 steps each."""
+    limits = {"long_prefill_token_threshold": 6, "max_num_partial_prefills": 2, "decode_budget_share": 0.5}
+    run_randomly(6, 1500, {"max_num_seqs": 5, "num_pages": 11, "policy": create_policy(name), **limits})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 20))
 def test_a_hundred_thousand_steps_over_tight_pools_of_many_shapes(seed: int) -> None:
@@ -88,7 +105,7 @@ def test_a_hundred_thousand_steps_over_tight_pools_of_many_shapes(seed: int) -> 
     run_randomly(seed, 10_000, options)
 
 
-def run_randomly(seed: int, num_steps: int, options: dict[str, int]) -> None:
+def run_randomly(seed: int, num_steps: int, options: dict[str, Any]) -> None:
     rng = random.Random(seed)
     driver = Driver(**options)
     reasons: set[FinishReason | None] = set()
