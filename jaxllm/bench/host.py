@@ -26,6 +26,7 @@ from jaxllm.testing.pretend_device import DEFAULT_STEP_S, PretendDevice
 from jaxllm.types.profile import ProfileSummary
 from jaxllm.types.request import Request
 from jaxllm.types.sampling import OutputKind, SamplingParams
+from jaxllm.types.service import ServiceParams
 from jaxllm.types.step import SchedulerOutput, StepOutput
 
 _MAX_MODEL_LEN = 4096
@@ -94,11 +95,19 @@ def scheduler_cost(
     page_size: int = 16,
     prefix_caching: bool = True,
     prompt_tokens: int = 64,
+    policy: str = "fcfs",
+    num_waiting: int = 0,
 ) -> SchedulerCost:
-    """`schedule` and `update` of steps in which `num_requests` requests decode, one step left in flight."""
+    """`schedule` and `update` of steps in which `num_requests` requests decode, one step left in flight.
+
+    `num_waiting` more wait for a slot all the while, in eight tenants and three priorities.
+    """
     pairs: list[tuple[float, float]] = []
     for _ in range(num_runs):
-        bench = _Bench(num_requests, page_size, prompt_tokens, num_steps + 20, prefix_caching=prefix_caching)
+        bench = _Bench(
+            num_requests, page_size, prompt_tokens, num_steps + 20, prefix_caching=prefix_caching, policy=policy
+        )
+        bench.add_waiting(num_waiting, prompt_tokens)
         while bench.num_decoding < num_requests:
             bench.step()
         bench.schedule_ns = bench.update_ns = 0
@@ -191,10 +200,11 @@ class _Bench:
         *,
         prefix_caching: bool,
         step_tokens: int = 2048,
+        policy: str = "fcfs",
     ) -> None:
         longest = prompt_tokens + page_size + output_tokens
         kv = _kv(num_requests * pages_for(longest + 1, page_size) + 1, page_size, prefix_caching)
-        self.scheduler = _scheduler(kv, num_requests, max(num_requests, step_tokens))
+        self.scheduler = _scheduler(kv, num_requests, max(num_requests, step_tokens), policy=policy)
         self.num_decoding = 0  # in the latest step
         self.schedule_ns = self.update_ns = 0  # process CPU time
         self._in_flight: list[tuple[SchedulerOutput, StepOutput]] = []
@@ -202,7 +212,17 @@ class _Bench:
         params = SamplingParams(max_tokens=output_tokens)
         for number in range(num_requests):  # of different lengths, so that pages fill in different steps
             prompt = _prompt(number, prompt_tokens + number % page_size, 30_000)
-            self.scheduler.add(Request(f"{number}#{number}", prompt, params, 0.0))
+            service = ServiceParams(tenant=f"tenant {number % 8}")
+            self.scheduler.add(Request(f"{number}#{number}", prompt, params, 0.0, service=service))
+
+    def add_waiting(self, num: int, prompt_tokens: int) -> None:
+        """Requests that find no slot and may not take one."""
+        for number in range(num):
+            prompt = _prompt(20_000 + number, prompt_tokens, 30_000)
+            service = ServiceParams(tenant=f"tenant {number % 8}")
+            self.scheduler.add(
+                Request(f"w#{number}", prompt, SamplingParams(), 1.0, priority=number % 3, service=service)
+            )
 
     def step(self) -> bool:
         """Plan a step and take in the one before; False when nothing is left."""
@@ -236,14 +256,16 @@ def _kv(num_pages: int, page_size: int, prefix_caching: bool) -> KVManager:
     return KVManager(plan, enable_prefix_caching=prefix_caching)
 
 
-def _scheduler(kv: KVManager, num_requests: int, num_tokens: int, *, async_scheduling: bool = True) -> Scheduler:
+def _scheduler(
+    kv: KVManager, num_requests: int, num_tokens: int, *, async_scheduling: bool = True, policy: str = "fcfs"
+) -> Scheduler:
     config = SchedulerConfig(
         max_num_seqs=num_requests,
         max_num_batched_tokens=num_tokens,
         max_model_len=_MAX_MODEL_LEN,
         async_scheduling=async_scheduling,
     )
-    return Scheduler(config, kv, create_policy("fcfs"), StopRules(frozenset({_EOS_ID}), _MAX_MODEL_LEN))
+    return Scheduler(config, kv, create_policy(policy), StopRules(frozenset({_EOS_ID}), _MAX_MODEL_LEN))
 
 
 def _engine_parts(

@@ -18,6 +18,7 @@ from jaxllm.bench.host import (
 from jaxllm.bench.tables import Row
 from jaxllm.config.fields import check_settings, parse_count, setting
 from jaxllm.errors import ConfigError
+from jaxllm.scheduler.registry import BUILT_IN, create_policy
 
 _MOST_RUNNING = 16_384
 
@@ -31,6 +32,8 @@ class SchedulerArgs:
     num_runs: int = setting(5, "measurements of each figure", human=True)
     device_ms: float = setting(5.0, "milliseconds that the pretended device takes a step; 0: leave that part out")
     device_requests: int = setting(128, "running requests on the pretended device", human=True)
+    policies: str = setting("", "also the cost with these scheduling policies, between commas, or all")
+    num_waiting: int = setting(256, "requests that wait meanwhile, where policies are compared", human=True)
     prefix_cache: bool = setting(False, "also measure what prefix caching costs where nothing is found")
 
     def __post_init__(self) -> None:
@@ -42,7 +45,17 @@ class SchedulerArgs:
             raise ConfigError(f"device_ms={self.device_ms}; accepted: 0 to 10000")
         if self.num_steps > 3_000:
             raise ConfigError(f"num_steps={self.num_steps}; accepted: at most 3000, the length of a request here")
+        if not 0 <= self.num_waiting <= _MOST_RUNNING:
+            raise ConfigError(f"num_waiting={self.num_waiting}; accepted: 0 to {_MOST_RUNNING}")
+        for name in self.policy_names:
+            create_policy(name)
         _ = self.counts
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """fcfs and those that are compared with it; empty if none is."""
+        asked = tuple(BUILT_IN) if self.policies == "all" else tuple(filter(None, self.policies.split(",")))
+        return tuple(dict.fromkeys(("fcfs", *asked))) if asked else ()
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -54,8 +67,18 @@ class SchedulerArgs:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyCost:
+    """What a policy makes of the first number of running requests, with and without others that wait."""
+
+    policy: str
+    alone: SchedulerCost
+    beside_waiting: SchedulerCost
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerResult:
     costs: tuple[SchedulerCost, ...]
+    policies: tuple[PolicyCost, ...]  # fcfs first; empty if none was asked for
     busy: tuple[BusyShare, ...]  # with and without the overlap of steps
     prefix_cache: PrefixCacheCost | None
 
@@ -73,6 +96,17 @@ class SchedulerResult:
                 for cost in self.costs
             ),
         ]
+
+    def policy_rows(self) -> list[Row]:
+        if not self.policies:
+            return []
+        fcfs = self.policies[0]
+        rows: list[Row] = [("policy", "both us, none waits", "to fcfs", "both us, others wait", "to fcfs")]
+        for cost in self.policies:
+            pairs = ((cost.alone, fcfs.alone), (cost.beside_waiting, fcfs.beside_waiting))
+            cells = [(_spread_text(a.total_us), f"{a.total_us.median / b.total_us.median:.2f}") for a, b in pairs]
+            rows.append((cost.policy, *cells[0], *cells[1]))
+        return rows
 
     def busy_rows(self) -> list[Row]:
         heading = ("pretended device", "step ms", "running", "steps", "busy", "host CPU ms a step")
@@ -106,13 +140,14 @@ class SchedulerResult:
     def as_dict(self) -> dict[str, Any]:
         return {
             "scheduler": [asdict(cost) for cost in self.costs],
+            "policies": [asdict(cost) for cost in self.policies],
             "device": [{**_plain(busy), "profile": busy.profile.as_dict()} for busy in self.busy],
             "prefix_cache": None if self.prefix_cache is None else asdict(self.prefix_cache),
         }
 
 
 def run_scheduler(args: SchedulerArgs, *, progress: Callable[[str, int, int], None] | None = None) -> SchedulerResult:
-    total = len(args.counts) + (2 if args.device_ms else 0) + args.prefix_cache
+    total = len(args.counts) + len(args.policy_names) + (2 if args.device_ms else 0) + args.prefix_cache
     num_done = 0
 
     def advance() -> None:
@@ -124,6 +159,10 @@ def run_scheduler(args: SchedulerArgs, *, progress: Callable[[str, int, int], No
     costs: list[SchedulerCost] = []
     for count in args.counts:
         costs.append(scheduler_cost(count, num_steps=args.num_steps, num_runs=args.num_runs))
+        advance()
+    policies: list[PolicyCost] = []
+    for name in args.policy_names:
+        policies.append(_policy_cost(name, args))
         advance()
     busy: list[BusyShare] = []
     for overlap in (True, False) if args.device_ms else ():
@@ -140,7 +179,17 @@ def run_scheduler(args: SchedulerArgs, *, progress: Callable[[str, int, int], No
     if args.prefix_cache:
         prefix = prefix_cache_cost(args.device_requests, num_runs=args.num_runs, step_s=(args.device_ms or 5.0) / 1e3)
         advance()
-    return SchedulerResult(tuple(costs), tuple(busy), prefix)
+    return SchedulerResult(tuple(costs), tuple(policies), tuple(busy), prefix)
+
+
+def _policy_cost(name: str, args: SchedulerArgs) -> PolicyCost:
+    alone, beside_waiting = (
+        scheduler_cost(
+            args.counts[0], num_steps=args.num_steps, num_runs=args.num_runs, policy=name, num_waiting=num_waiting
+        )
+        for num_waiting in (0, args.num_waiting)
+    )
+    return PolicyCost(name, alone, beside_waiting)
 
 
 def _spread_text(spread: Spread) -> str:

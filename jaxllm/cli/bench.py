@@ -206,6 +206,9 @@ def _scheduler(argv: list[str]) -> int:
     with progress_bars() as progress:
         result = run_scheduler(args, progress=progress)
     results.add("CPU time of a decode step, median (lowest to highest)", result.rows())
+    if result.policies:
+        heading = f"CPU time of a decode step by policy, {args.counts[0]} running, {args.num_waiting} waiting or none"
+        results.add(heading, result.policy_rows())
     if result.busy:
         results.add("A device of a fixed speed", result.busy_rows())
         results.add("Where a step's time goes, next step planned meanwhile", result.busy[0].profile.rows())

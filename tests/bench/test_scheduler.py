@@ -59,3 +59,19 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], word: st
     with pytest.raises(ConfigError) as caught:
         SchedulerArgs(**settings)  # pyright: ignore[reportArgumentType]
     assert word in str(caught.value)
+
+
+def test_policies_are_compared_with_fcfs_with_and_without_others_that_wait() -> None:
+    args = SchedulerArgs(num_running="4", num_steps=5, num_runs=1, device_ms=0, policies="slo,fair", num_waiting=6)
+    result = run_scheduler(args)
+    assert [cost.policy for cost in result.policies] == ["fcfs", "slo", "fair"]
+    heading, first, *others = result.policy_rows()
+    assert (first[0], first[2], first[4]) == ("fcfs", "1.00", "1.00")
+    assert len(others) == 2 and all(len(row) == len(heading) for row in others)
+    assert [cost["policy"] for cost in result.as_dict()["policies"]] == ["fcfs", "slo", "fair"]
+
+
+def test_an_unknown_policy_is_refused_by_name_before_anything_is_measured() -> None:
+    with pytest.raises(ConfigError, match="policy='best' is unknown; accepted: cache_aware"):
+        SchedulerArgs(policies="best")
+    assert SchedulerArgs(policies="all").policy_names[:2] == ("fcfs", "priority")
