@@ -68,13 +68,8 @@ class GuardedPolicy:
         num_most = 2 * len(view.waiting) + 16
         source: Iterator[object] = self._ask("order", lambda: iter(self._policy.order(view))) or iter(())
         for _ in range(num_most):
-            found = self._ask("order", lambda: (next(source, _END),))
-            if found is None or found[0] is _END:
-                return
-            request = found[0]
-            # One of this step's admissions runs by now.
-            if not isinstance(request, Request) or request.is_finished or request in view.running:
-                self._note("order", PolicyFault(f"{request!r:.80} is not a waiting request"))
+            request = self._ask("order", lambda: _checked_waiting(next(source, _END), view))
+            if request is None:
                 return
             yield request
         self._note("order", PolicyFault(f"it does not end after {num_most} requests"))
@@ -100,7 +95,7 @@ class GuardedPolicy:
             return None
         try:
             return ask() if self._watch is None else self._watch.limited(ask)
-        except (Exception, PolicyTimeout) as error:
+        except (Exception, SystemExit, PolicyTimeout) as error:
             self._note(question, error)
             return None
 
@@ -119,9 +114,20 @@ class GuardedPolicy:
 _END = object()
 
 
+def _checked_waiting(request: object, view: SchedulerView) -> Request | None:
+    """None at the end of the order."""
+    if request is _END:
+        return None
+    if not isinstance(request, Request) or request not in view.waiting:
+        raise PolicyFault(f"{getattr(request, 'request_id', request)!r:.80} is not a waiting request")
+    return request
+
+
 def _checked_budget(budget: Any) -> int:
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise PolicyFault(f"a budget of {budget!r:.80}; accepted: a whole number of tokens")
+    if budget < 0:
+        raise PolicyFault(f"a budget of {budget} tokens; accepted: 0 or more")
     return budget
 
 
@@ -160,17 +166,19 @@ class _Watch:
             arguments = (weakref.ref(self), self._limit_s / 4)
             self._thread = threading.Thread(target=_look_after, args=arguments, name="jaxllm-policy-watch", daemon=True)
             self._thread.start()
+        asking = threading.get_ident()
+        with self._lock:
+            self._asking, self._is_broken_off = (asking, time.monotonic()), False
         try:
-            self._is_broken_off = False
-            self._asking = (threading.get_ident(), time.monotonic())
             answer = ask()
-            with self._lock:  # from here on nothing is set any more
-                self._asking = None
-            while self._is_broken_off:  # but what was set before is still to come: it must not come later
-                time.sleep(0.001)
-            return answer
         finally:
-            self._asking = None
+            with self._lock:  # from here on nothing is set any more, and what was set before must not come later
+                self._asking = None
+                if self._is_broken_off:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asking), None)
+        if self._is_broken_off:  # the policy caught it, or was done at that moment
+            raise PolicyTimeout
+        return answer
 
     def look(self) -> None:
         """Called by the other thread now and then."""

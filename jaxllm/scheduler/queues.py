@@ -25,8 +25,8 @@ class WaitingQueue:
         return request in self._requests
 
     def view(self) -> Collection[Request]:
-        """A read-only, live view."""
-        return self._requests.values()
+        """A read-only, live view; whether a request is in it costs O(1)."""
+        return self._requests.keys()
 
     def push_back(self, request: Request) -> None:
         self._requests[request] = request

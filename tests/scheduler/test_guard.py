@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -42,6 +44,11 @@ def fail(*_: object) -> Any:
     raise ZeroDivisionError("a bug")
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError("a bug in a bug")
+
+
 def endless(view: SchedulerView) -> Iterator[Request]:
     while True:
         yield from view.waiting
@@ -52,6 +59,8 @@ ANSWERS: dict[str, list[Callable[..., Any]]] = {
         *[fail, endless, lambda v: None, lambda v: 7, lambda v: [None], lambda v: list(v.running), lambda v: []],
         lambda v: [Request("nobody", (1,), SamplingParams(), 0.0)],
         lambda v: [*v.waiting, *v.waiting][::-1],
+        lambda v: [Unprintable()],
+        lambda v: sys.exit(1),
     ],
     "admit": [fail, lambda r, v: None, lambda r, v: "yes", lambda r, v: True],
     "token_budget": [fail, *[lambda v, x=x: x for x in (None, "9", 2.5, float("nan"), -3, 10**30, True, 3)]],
@@ -88,7 +97,11 @@ def test_ill_behaved_policies_do_no_harm(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("question", "answer"),
-    [(question, answer) for question in ("order", "admit", "token_budget") for answer in ANSWERS[question][:3]],
+    [
+        *[(question, answer) for question in ("order", "admit", "token_budget") for answer in ANSWERS[question][:3]],
+        *[("order", answer) for answer in (ANSWERS["order"][7], *ANSWERS["order"][-2:])],
+        ("token_budget", lambda view: -3),
+    ],
 )
 def test_a_fault_is_counted_logged_once_and_fcfs_decides(
     question: str, answer: Callable[..., Any], caplog: pytest.LogCaptureFixture
@@ -112,6 +125,25 @@ def test_a_policy_that_never_comes_back_is_broken_off_and_the_thread_goes_on_unh
     request = driver.add((1,) * 3, SamplingParams(max_tokens=2, ignore_eos=True))
     driver.drain()
     assert policy.num_faults >= 2
+    driver.check_result(request)
+
+
+def test_a_policy_that_catches_what_breaks_it_off_is_late_all_the_same() -> None:
+    def stubborn(view: SchedulerView) -> int:
+        end_s = time.monotonic() + 0.2
+        while time.monotonic() < end_s:
+            try:
+                while time.monotonic() < end_s:
+                    pass
+            except BaseException:
+                pass
+        return 64
+
+    policy = GuardedPolicy(Misbehaving(token_budget=stubborn), limit_s=0.05)
+    driver = Driver(policy=policy)
+    request = driver.add((1,) * 3, SamplingParams(max_tokens=1))
+    driver.drain()
+    assert policy.num_faults >= 1
     driver.check_result(request)
 
 

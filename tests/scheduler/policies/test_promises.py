@@ -86,10 +86,10 @@ def test_fair_serves_tenants_alike_though_one_asks_for_ten_times_as_much() -> No
             (at_s, partial(_add, driver, (7,) * 6, exactly(10), ServiceParams(tenant=tenant)))
             for tenant, at_s in sorted(big + small, key=lambda pair: pair[1])
         ]
-        served = dict.fromkeys(("big", "small"), 0)
+        served: dict[str | None, int] = {"big": 0, "small": 0}
         serve(driver, arrivals, until_s=1.6)
         for request in driver.all:
-            served[str(request.service.tenant)] += request.num_computed
+            served[request.service.tenant] += request.num_computed
         assert any(r.service.tenant == "small" and not r.is_finished for r in driver.all), "both still want more"
         return [float(tokens) for tokens in served.values()]
 
