@@ -19,6 +19,8 @@ from jaxllm.config.checkpoint import (
 from jaxllm.config.engine import Backend, CacheConfig, ConfigParts, EngineArgs, json_object, to_parts
 from jaxllm.config.env import read_environment
 from jaxllm.engine.parts import CoreParts, EngineParts
+from jaxllm.engine.trace import Header, TraceRecorder, trace_path
+from jaxllm.engine.trace_file import FileRecorder, check_writable
 from jaxllm.errors import ConfigError, shown
 from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, KVGroup
@@ -82,6 +84,8 @@ def build_parts(
     report = report or StartupReport()
     options = json_object("scheduling_policy_options", args.scheduling_policy_options)
     create_policy(args.scheduling_policy, options)  # first: a wrong name costs no time
+    if args.record_trace is not None:
+        check_writable(trace_path(args.record_trace, 0))
     processors = _checked_processors(logits_processors)
     if args.scripted_file is not None:
         return _build_scripted(args, args.scripted_file, processors, report)
@@ -197,7 +201,7 @@ def _build_on_device(
         for index, device in enumerate(devices)
     ]
     report.plan_rows = _plan_rows(runners[0], parts.cache, parts, len(runners))
-    cores = tuple(_core(args, checkpoint, parts, runner.kv_plan, runner) for runner in runners)
+    cores = tuple(_core(args, checkpoint, parts, r.kv_plan, r, number) for number, r in enumerate(runners))
     built = _assemble(args, checkpoint, parts, cores, model.vocab_size, processors)
     from jaxllm.runner.profiler import JaxProfiler
 
@@ -284,12 +288,21 @@ def _start_runner(
 
 
 def _core(
-    args: EngineArgs, checkpoint: _Checkpoint, parts: ConfigParts, plan: KVCachePlan, executor: Executor
+    args: EngineArgs,
+    checkpoint: _Checkpoint,
+    parts: ConfigParts,
+    plan: KVCachePlan,
+    executor: Executor,
+    number: int = 0,
 ) -> CoreParts:
     kv = KVManager(plan, enable_prefix_caching=parts.cache.enable_prefix_caching)
     stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
     policy: Any = create_policy(args.scheduling_policy, parts.scheduler.policy_options)
-    return CoreParts(executor=executor, scheduler=Scheduler(parts.scheduler, kv, policy, stop), kv=kv)
+    trace: TraceRecorder | None = None
+    if args.record_trace is not None:
+        header = Header(parts.scheduler, parts.cache, plan, tuple(sorted(checkpoint.eos_ids)))
+        trace = FileRecorder(trace_path(args.record_trace, number), header)
+    return CoreParts(executor=executor, scheduler=Scheduler(parts.scheduler, kv, policy, stop), kv=kv, trace=trace)
 
 
 def _assemble(
@@ -305,6 +318,7 @@ def _assemble(
         executor=first.executor,
         scheduler=first.scheduler,
         kv=first.kv,
+        trace=first.trace,
         more_cores=tuple(others),
         tokenizer=checkpoint.tokenizer,
         max_model_len=parts.scheduler.max_model_len,

@@ -149,7 +149,7 @@ class EngineArgs:
         None, "seconds after which a request that names no deadline ends, whatever it has", "default-deadline"
     )
     record_trace: str | None = setting(
-        None, "file to write arrivals, decisions and tokens to, step by step", served=False
+        None, "file to write arrivals, decisions and tokens to, step by step; what it held is lost"
     )
 
     page_size: int | None = setting(None, "tokens in a page of KV memory", "block-size")

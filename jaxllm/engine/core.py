@@ -18,6 +18,7 @@ from jaxllm.engine.messages import (
     TokenDelta,
 )
 from jaxllm.engine.step_recorder import StepRecorder, StepTimes
+from jaxllm.engine.trace import TraceRecorder
 from jaxllm.engine.watchdog import Heartbeat
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.memory.manager import KVManager
@@ -45,8 +46,9 @@ class EngineCore:
         async_scheduling: bool = True,
         heartbeat: Heartbeat | None = None,
         phases: PhaseClock | None = None,
+        trace: TraceRecorder | None = None,
     ) -> None:
-        """`phases`: what the front end spends, to be counted in the steps it belongs to."""
+        """`phases`: what the front end spends, counted in the steps it belongs to. `trace` is closed with the core."""
         self._executor = executor
         self._scheduler = scheduler
         self._kv = kv  # read for statistics; the scheduler owns it
@@ -54,6 +56,7 @@ class EngineCore:
         self._max_left_in_flight = 1 if async_scheduling else 0
         self._heartbeat = heartbeat or Heartbeat(clock)
         self.recorder = StepRecorder(phases)
+        self._trace = trace
         self._in_flight: deque[tuple[SchedulerOutput, Ticket, StepTimes]] = deque()
         self._num_steps = 0
         self._is_stalled = False
@@ -69,6 +72,8 @@ class EngineCore:
 
     def add(self, message: AddRequest) -> TokenDelta | None:
         """Hand a request to the scheduler; a refusal comes back as the delta that ends it."""
+        if self._trace is not None:
+            self._trace.arrived(message)
         request = Request(
             request_id=message.request_id,
             prompt_ids=message.prompt_ids,
@@ -91,6 +96,8 @@ class EngineCore:
         return None
 
     def abort(self, message: AbortRequests) -> None:
+        if self._trace is not None:
+            self._trace.aborted(message)
         self._scheduler.abort(message.request_ids)
 
     def reset_prefix_cache(self) -> bool | None:
@@ -100,6 +107,8 @@ class EngineCore:
         """
         if self._in_flight and not self._scheduler.has_unfinished:
             return None
+        if self._trace is not None:
+            self._trace.cache_reset()
         return self._kv.reset_prefix_cache()
 
     def step(self) -> StepDeltas | None:
@@ -112,6 +121,8 @@ class EngineCore:
         now_s = self._clock.now_s()
         expired = self._scheduler.expire(now_s)
         plan = self._scheduler.schedule(now_s)
+        if self._trace is not None:
+            self._trace.planned(plan, now_s)
         if plan is not None:
             planned_s = time.perf_counter()
             self._heartbeat.beat()
@@ -148,6 +159,8 @@ class EngineCore:
         return StepDeltas(deltas, self.stats()), CoreFailed(message)
 
     def close(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
         self._executor.close()
 
     def _collect_oldest(self) -> StepDeltas:
@@ -157,6 +170,8 @@ class EngineCore:
         times.collected_s = time.perf_counter()
         self._heartbeat.beat()
         self._num_steps += 1
+        if self._trace is not None:
+            self._trace.collected(output)
         deltas = tuple([_delta(update) for update in self._scheduler.update(plan, output)])
         num_tokens = plan.total_tokens
         self.recorder.record(plan.rows, num_tokens, output, times)

@@ -9,6 +9,7 @@ from typing import Any
 from jaxllm.config.engine import LogprobsMode
 from jaxllm.engine.executor import Executor
 from jaxllm.engine.profiler import NoProfiler, Profiler
+from jaxllm.engine.trace import TraceRecorder
 from jaxllm.engine.watchdog import DEFAULT_WATCHDOG_S
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.scheduler import Scheduler
@@ -22,6 +23,7 @@ class CoreParts:
     executor: Executor
     scheduler: Scheduler
     kv: KVManager  # the scheduler's own, for statistics
+    trace: TraceRecorder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class EngineParts:
     executor: Executor
     scheduler: Scheduler
     kv: KVManager  # the scheduler's own, for statistics
+    trace: TraceRecorder | None = None
     more_cores: tuple[CoreParts, ...] = ()  # further copies of the model, each with requests of its own
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and output together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from jaxllm.config.engine import CacheConfig, LogprobsConfig, SchedulerConfig
 from jaxllm.config.model import AttentionSpec, LayerSpec, MLPSpec, ModelConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.parts import CoreParts, EngineParts
+from jaxllm.engine.trace import Header, trace_path
+from jaxllm.engine.trace_file import FileRecorder
 from jaxllm.memory.manager import KVManager
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.start import StartOptions, start_runner
@@ -54,9 +57,14 @@ class TinyEngine:
         enable_prefix_caching: bool = True,
         max_logprobs: int = 8,
         processors: Sequence[LogitsProcessor] = (),
+        async_scheduling: bool = True,
+        record_trace: Path | None = None,
     ) -> None:
         scheduler = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            async_scheduling=async_scheduling,
         )
         cache = CacheConfig(page_size=8, num_pages=num_pages, enable_prefix_caching=enable_prefix_caching)
         start = partial(
@@ -73,13 +81,17 @@ class TinyEngine:
         assert len(devices) == num_devices
         options = [StartOptions(eos_ids=sorted(EOS_IDS), device=d, num_devices=num_devices) for d in devices]
         self.runners = [start(options=each) for each in options]
-        self.cores = [_core(runner, scheduler, cache) for runner in self.runners]
+        paths = [None if record_trace is None else trace_path(record_trace, i) for i in range(num_devices)]
+        pairs = zip(self.runners, paths, strict=True)
+        self.cores = [_core(runner, scheduler, cache, path) for runner, path in pairs]
         first, *others = self.cores
         self.engine = Engine(
             EngineParts(
                 executor=first.executor,
                 scheduler=first.scheduler,
                 kv=first.kv,
+                trace=first.trace,
+                async_scheduling=async_scheduling,
                 more_cores=tuple(others),
                 tokenizer=TOKENIZER,
                 max_model_len=max_model_len,
@@ -126,7 +138,9 @@ class TinyEngine:
         self.engine.close()
 
 
-def _core(runner: Runner, config: SchedulerConfig, cache: CacheConfig) -> CoreParts:
+def _core(runner: Runner, config: SchedulerConfig, cache: CacheConfig, path: Path | None) -> CoreParts:
     kv = KVManager(runner.kv_plan, enable_prefix_caching=cache.enable_prefix_caching)
     scheduler = Scheduler(config, kv, create_policy("fcfs"), StopRules(EOS_IDS, config.max_model_len))
-    return CoreParts(executor=runner, scheduler=scheduler, kv=kv)
+    header = Header(config, cache, runner.kv_plan, tuple(sorted(EOS_IDS)))
+    trace = None if path is None else FileRecorder(path, header)
+    return CoreParts(executor=runner, scheduler=scheduler, kv=kv, trace=trace)
