@@ -219,7 +219,7 @@ def test_a_policy_that_admits_nobody_is_a_stall_not_a_spin() -> None:
         def admit(self, request: object, view: object) -> bool:
             return False
 
-    parts.scheduler._policy = Nobody()
+    parts.scheduler._policy = Nobody(parts.scheduler._policy)
     core = EngineCore(executor, parts.scheduler, parts.kv, ManualClock())
     core.add(add_message("a"))
     assert core.step() is None
