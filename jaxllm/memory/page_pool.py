@@ -43,7 +43,9 @@ class PagePool:
         self._refs = [0] * num_pages
         self._digests: list[bytes | None] = [None] * num_pages
         self._index: dict[bytes, int] = {}  # the page that is found
-        self._twins: dict[bytes, list[int]] = {}  # further pages of the same digest, where there are any
+        self._twins: dict[
+            bytes, dict[int, None]
+        ] = {}  # as ordered sets: further pages of the same digest, where there are any
 
     @property
     def num_pages(self) -> int:
@@ -125,7 +127,7 @@ class PagePool:
             if known[page] is None and self._refs[page] > 0:
                 known[page] = digest
                 if index.setdefault(digest, page) != page:
-                    self._twins.setdefault(digest, []).append(page)
+                    self._twins.setdefault(digest, {})[page] = None
             elif known[page] != digest:
                 raise RuntimeError(f"page {page} cannot be indexed: it has no holder, or holds something else")
 
@@ -203,8 +205,9 @@ class PagePool:
             del self._index[digest]
             return
         if self._index[digest] == page:
-            self._index[digest] = twins.pop(0)
+            self._index[digest] = first = next(iter(twins))
+            del twins[first]
         else:
-            twins.remove(page)
+            del twins[page]
         if not twins:
             del self._twins[digest]
