@@ -194,22 +194,8 @@ def _delta(update: RequestUpdate) -> TokenDelta:
 
 def _with_expired(expired: Sequence[Request], step: StepDeltas) -> StepDeltas:
     """A step's deltas behind the ends of those whose deadline passed before it was planned."""
-    return StepDeltas((*map(_expiry, expired), *step.deltas), step.stats, step.num_scheduled_tokens)
-
-
-def _expiry(request: Request) -> TokenDelta:
-    """The end of a request at its deadline: one that never ran was not served at all."""
-    if request.scheduled_s is not None:
-        return TokenDelta(
-            request.request_id,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached=request.num_hits,
-            scheduled_s=request.scheduled_s,
-        )
-    message = "deadline_s passed while the request waited; accepted: a longer one, or another time"
-    failure = RequestFailure(ErrorKind.CAPACITY, message, param="deadline_s")
-    return TokenDelta(request.request_id, finish_reason=FinishReason.ERROR, error=failure)
+    ends = [_delta(RequestUpdate(request, ())) for request in expired]
+    return StepDeltas((*ends, *step.deltas), step.stats, step.num_scheduled_tokens)
 
 
 def _refusal(message: AddRequest, failure: RequestFailure) -> TokenDelta:

@@ -14,8 +14,6 @@ from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.types.profile import PhaseClock
 from jaxllm.types.request import FinishReason
 
-DEADLINE = "deadline"  # the stop reason of a request that is ended then
-DEADLINE_PARAM = "deadline_s"
 CoreIds = dict[int, list[str]]  # sequences that a core must drop, by the core's number
 
 
@@ -129,9 +127,7 @@ class OutputProcessor:
         request = sequence.request
         try:
             if delta.error is not None:
-                if not _is_deadline(delta.error):
-                    raise _exception(delta.error)
-                delta = TokenDelta(delta.request_id, finish_reason=FinishReason.ABORT, stop_reason=DEADLINE)
+                raise _exception(delta.error)
             num_new = sequence.push(delta)
             if delta.prompt_logprobs is not None and request.prompt_positions is not None:
                 request.prompt_positions.push(delta.prompt_logprobs)
@@ -215,11 +211,6 @@ class OutputProcessor:
                 num_cached_tokens=request.num_cached,
             )
         )
-
-
-def _is_deadline(failure: RequestFailure) -> bool:
-    """Whether it waited until its deadline: it then ends as one that ran, with what there is, which may be nothing."""
-    return failure.kind is ErrorKind.CAPACITY and DEADLINE_PARAM in (failure.param or failure.message)
 
 
 def _exception(failure: RequestFailure) -> Exception:

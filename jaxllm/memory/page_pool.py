@@ -43,9 +43,8 @@ class PagePool:
         self._refs = [0] * num_pages
         self._digests: list[bytes | None] = [None] * num_pages
         self._index: dict[bytes, int] = {}  # the page that is found
-        self._twins: dict[
-            bytes, dict[int, None]
-        ] = {}  # as ordered sets: further pages of the same digest, where there are any
+        # Further pages of the same digest, where there are any; ordered sets, since there may be many.
+        self._twins: dict[bytes, dict[int, None]] = {}
 
     @property
     def num_pages(self) -> int:
@@ -69,7 +68,7 @@ class PagePool:
 
     def take(self, num_pages: int) -> list[int] | None:
         """Give out pages with one reference each; None, and no change, if there are too few."""
-        if num_pages > self.num_free:
+        if num_pages > len(self._free) + len(self._levels):
             return None
         if self._levels and num_pages > self._num_blank:
             pages = self._pop_by_level(num_pages)

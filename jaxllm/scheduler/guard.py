@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
@@ -174,8 +175,8 @@ class _Watch:
         finally:
             with self._lock:  # from here on nothing is set any more, and what was set before must not come later
                 self._asking = None
-                if self._is_broken_off:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asking), None)
+            if self._is_broken_off:
+                _let_it_come()
         if self._is_broken_off:  # the policy caught it, or was done at that moment
             raise PolicyTimeout
         return answer
@@ -188,6 +189,14 @@ class _Watch:
                 return
             self._is_broken_off = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(asking[0]), ctypes.py_object(PolicyTimeout))
+
+
+def _let_it_come() -> None:
+    """Takes an exception that was set and has not come yet. To unset it instead would leave CPython 3.11 looking for
+    one for ever, which under a profiler is a loop without end."""
+    with contextlib.suppress(PolicyTimeout):
+        for _ in range(100):  # the interpreter looks at each jump back
+            pass
 
 
 def _look_after(reference: weakref.ref[_Watch], every_s: float) -> None:

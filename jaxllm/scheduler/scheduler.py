@@ -20,7 +20,7 @@ from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
 from jaxllm.scheduler.repetition import RepetitionWatches
 from jaxllm.scheduler.step_plan import Piece, PlannedStep, StepPlan, decode_piece
 from jaxllm.scheduler.stop import Stop, StopRules
-from jaxllm.types.request import FinishReason, Request, RequestStatus
+from jaxllm.types.request import DEADLINE, FinishReason, Request, RequestStatus
 from jaxllm.types.step import Logprobs, PromptLogprobs, SchedulerOutput, StepOutput
 
 
@@ -128,7 +128,7 @@ class Scheduler:
         """End requests whose deadline has passed; they keep what they have, which is nothing for who never ran."""
         expired = self._deadlines.take(now_s)
         for request in expired:
-            self._finish(request, Stop(FinishReason.ABORT, "deadline"))
+            self._finish(request, Stop(FinishReason.ABORT, DEADLINE))
         return expired
 
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[Request]:
@@ -150,10 +150,11 @@ class Scheduler:
         try:
             num_preemptions = self.num_preemptions
             self._give_decodes(plan, now_s)
-            self._limit_prompts(plan)
-            self._give_prefilling(plan, now_s)
-            if self.num_preemptions == num_preemptions:
-                self._admit_waiting(plan, now_s)
+            if self._prefilling or self._waiting:
+                self._limit_prompts(plan)
+                self._give_prefilling(plan, now_s)
+                if self.num_preemptions == num_preemptions:
+                    self._admit_waiting(plan, now_s)
         except Exception:
             self._undo(plan)
             raise
@@ -232,12 +233,13 @@ class Scheduler:
             self._preempted[victim.request_id] = None
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        for _ in range(self._config.max_num_seqs):
-            blocked = self._admit_in_order(plan, now_s)
+        blocked = self._admit_in_order(plan, now_s)
+        for _ in range(self._config.max_num_seqs):  # no policy may go on for ever
             victim = self._policy.preempt(blocked, self._view(now_s)) if blocked is not None else None
             if victim is None:
                 return
             self._preempt(victim, plan)
+            blocked = self._admit_in_order(plan, now_s)
 
     def _admit_in_order(self, plan: StepPlan, now_s: float) -> Request | None:
         """Admit who fits; returns the first that finds no slot or no memory, for whom somebody may give way."""

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from jaxllm.engine.outputs import DEADLINE
 from jaxllm.errors import RequestError
 from jaxllm.server.errors import GenerationFailed, deadline_passed
 from jaxllm.server.state import ServerState
 from jaxllm.types.outputs import RequestOutput
+from jaxllm.types.request import DEADLINE
 from jaxllm.types.sampling import BeamSearchParams, SamplingParams
 from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 

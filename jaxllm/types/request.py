@@ -23,6 +23,9 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+DEADLINE = "deadline"  # the stop reason of a request that ended at it
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence from arrival to finish. Mutable; owned by the scheduler alone.
@@ -49,7 +52,7 @@ class Request:
     draft_ids: tuple[int, ...] = ()
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # stop id that ended it, or "repetition"; None for EOS and length
+    stop_reason: int | str | None = None  # stop id that ended it, "repetition" or "deadline"; None for EOS and length
     num_computed: int = 0  # tokens whose KV collected steps have written
     num_cached: int = 0  # of those, tokens found in the prefix cache at the latest admission
     scheduled_s: float | None = None  # when it was first given tokens, on the core's clock

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from jaxllm.engine.merge import merge_outputs
-from jaxllm.engine.messages import ErrorKind, RequestFailure, StepDeltas, TokenDelta
+from jaxllm.engine.messages import StepDeltas, TokenDelta
 from jaxllm.metrics.stats import CoreStats
 from jaxllm.testing.byte_tokenizer import ByteLevelTokenizer
 from jaxllm.tokenizer.detokenize import IncrementalDetokenizer
@@ -175,17 +175,14 @@ def test_a_prompt_that_is_only_scored_ends_without_a_token() -> None:
     assert caller.processor.totals.finished["length"] == 1
 
 
-PAST_DEADLINE = RequestFailure(ErrorKind.CAPACITY, "deadline_s=2.0 passed", "deadline_s")
-
-
-def refuse(caller: Caller, index: int) -> None:
-    delta = TokenDelta(caller.core_ids[index], finish_reason=FinishReason.ERROR, error=PAST_DEADLINE)
+def expire(caller: Caller, index: int) -> None:
+    delta = TokenDelta(caller.core_ids[index], finish_reason=FinishReason.ABORT, stop_reason="deadline")
     caller.dropped += caller.processor.process(StepDeltas((delta,), CoreStats(), 1), 1.0)
 
 
 def test_a_request_that_waits_past_its_deadline_ends_without_a_token_and_is_counted() -> None:
     caller = Caller()
-    refuse(caller, 0)
+    expire(caller, 0)
     assert caller.end == ("abort", "deadline")
     assert (caller.errors, caller.outputs[-1].num_generated_tokens, caller.dropped) == ([], 0, [])
     assert caller.processor.totals.finished["abort"] == 1
@@ -194,7 +191,7 @@ def test_a_request_that_waits_past_its_deadline_ends_without_a_token_and_is_coun
 
 def test_a_sibling_that_waits_past_its_deadline_leaves_the_others_what_they_have() -> None:
     caller = Caller(n=2).step({0: b"he"})
-    refuse(caller, 1)
+    expire(caller, 1)
     caller.step({0: b""}, {0: FinishReason.ABORT})
     assert (caller.text(0), caller.text(1), caller.errors) == ("he", "", [])
     ends = {c.index: c.finish_reason for o in caller.outputs for c in o.outputs if c.finish_reason is not None}

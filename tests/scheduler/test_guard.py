@@ -153,3 +153,28 @@ def test_what_was_in_time_is_not_broken_off() -> None:
     driver.add((1,) * 3)
     driver.drain()
     assert policy.num_faults == 0
+
+
+def test_a_question_broken_off_leaves_nothing_behind_for_its_thread() -> None:
+    """An interpreter that goes on looking for an exception never gets past a function's first instruction here."""
+
+    def hang(view: SchedulerView) -> int:
+        while True:
+            pass
+
+    def probe() -> None: ...
+
+    def count(frame: object, event: str, argument: object) -> None:
+        events.append(event)
+        if len(events) > 100:
+            raise AssertionError("the interpreter turns on the spot")
+
+    policy = GuardedPolicy(Misbehaving(token_budget=hang), limit_s=0.05)
+    Driver(policy=policy).plan()
+    events: list[str] = []
+    sys.setprofile(count)
+    try:
+        probe()
+    finally:
+        sys.setprofile(None)
+    assert policy.num_faults == 1

@@ -18,6 +18,9 @@ def test_sch_07_a_high_one_takes_the_slot_of_a_low_one_which_still_ends_within_t
     low = driver.add((1,) * 3, long(), priority=4, arrival_s=0.0)
     driver.step()
     driver.step()
+    first = driver.add((2,) * 3, long(2), priority=0, arrival_s=float(driver.num_steps))
+    plan = driver.step()
+    assert plan is not None and (plan.rows.request_ids, plan.preempted) == ((first.request_id,), (low.request_id,))
     for _ in range(60):
         now_s = float(driver.num_steps)
         high = driver.add((2,) * 3, long(2), priority=0, arrival_s=now_s)
