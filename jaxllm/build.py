@@ -295,7 +295,11 @@ def _core(
     executor: Executor,
     number: int = 0,
 ) -> CoreParts:
-    kv = KVManager(plan, enable_prefix_caching=parts.cache.enable_prefix_caching)
+    kv = KVManager(
+        plan,
+        enable_prefix_caching=parts.cache.enable_prefix_caching,
+        enable_partial_page_reuse=parts.cache.enable_partial_page_reuse,
+    )
     stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
     policy: Any = create_policy(args.scheduling_policy, parts.scheduler.policy_options)
     trace: TraceRecorder | None = None

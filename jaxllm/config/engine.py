@@ -26,6 +26,7 @@ class CacheConfig:
     memory_bytes: int | None = None  # KV budget; None: from the memory plan
     memory_utilization: float = 0.92  # of an accelerator's memory, for everything
     enable_prefix_caching: bool = True
+    enable_partial_page_reuse: bool = True
     dtype: str = "float32"
 
 
@@ -43,6 +44,7 @@ class SchedulerConfig:
     decode_budget_share: float = 0.0  # of a step's budget, kept from prompts while anything decodes
     in_batch_prefix_sharing: bool = True  # wait for a prefix that another request is computing
     async_scheduling: bool = True  # plan the next step while one is in flight
+    num_speculative_tokens: int = 0  # most draft tokens of a request in a step; above 0, none is planned ahead
     max_num_queued_reqs: int | None = None  # waiting and running sequences together
     max_num_queued_tokens: int | None = None  # prompt tokens of waiting sequences together
     default_deadline_s: float | None = None  # of a request that names none
@@ -164,6 +166,7 @@ class EngineArgs:
         "auto", "auto: as dtype, but float32 for float16 on CPU"
     )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
+    enable_partial_page_reuse: bool = setting(True, "copy the beginning of a cached page that ends differently")
     kv_events_config: str | None = setting(None, "publish pages stored and removed, JSON", served=False)
 
     attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
@@ -279,6 +282,7 @@ def resolve_cache(args: EngineArgs, dtype: str, backend: Backend) -> CacheConfig
         memory_bytes=args.kv_cache_memory_bytes,
         memory_utilization=args.gpu_memory_utilization,
         enable_prefix_caching=args.enable_prefix_caching,
+        enable_partial_page_reuse=args.enable_partial_page_reuse,
         dtype=auto_dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
     )
 

@@ -82,7 +82,11 @@ class _Replayed:
 
     def __init__(self, header: Header) -> None:
         config = header.scheduler
-        kv = KVManager(header.kv_plan, enable_prefix_caching=header.cache.enable_prefix_caching)
+        kv = KVManager(
+            header.kv_plan,
+            enable_prefix_caching=header.cache.enable_prefix_caching,
+            enable_partial_page_reuse=header.cache.enable_partial_page_reuse,
+        )
         policy = create_policy(config.policy, config.policy_options)
         self._scheduler = Scheduler(config, kv, policy, StopRules(frozenset(header.eos_ids), config.max_model_len))
         self._now_s = 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jaxllm.memory.beginnings import PageBeginnings
 from jaxllm.memory.group import rules_for
 from jaxllm.memory.page_pool import NULL_PAGE, PagePool
 from jaxllm.memory.plan import KVCachePlan
@@ -20,6 +22,7 @@ class _Record:
     """What the manager keeps of a request. Token ids never change, so digests outlive a preemption."""
 
     digests: list[bytes] = field(default_factory=list[bytes])
+    contents: list[bytes] = field(default_factory=list[bytes])  # what each is the digest of
     num_indexed: int = 0  # of the pages held now, how many are found by digest; they are the first
     num_pending: int = 0  # first page that is not announced as being filled; at least num_indexed where any is
 
@@ -30,9 +33,12 @@ class KVManager:
     Each KV group has its own pool of `plan.num_pages` pages; a request grows in all groups or in
     none. Only full pages of confirmed tokens are indexed, and a hit leaves at least one token to
     compute, since its logits are wanted: a fully cached prompt of whole pages gives up its last one.
+    Of a page that agrees with a prompt only at its beginning that beginning is copied.
     """
 
-    def __init__(self, plan: KVCachePlan, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, plan: KVCachePlan, *, enable_prefix_caching: bool, enable_partial_page_reuse: bool = True
+    ) -> None:
         self.page_size = plan.page_size
         self.num_pages = plan.num_pages
         self.capacity_tokens = plan.capacity_tokens  # most tokens one request can have in pages
@@ -40,6 +46,11 @@ class KVManager:
         self._rules = tuple(rules_for(group.spec) for group in plan.groups)
         self._pools = tuple(PagePool(plan.num_pages) for _ in plan.groups)
         self._hasher = PageHasher(plan.page_size)
+        is_partial = enable_prefix_caching and enable_partial_page_reuse and plan.page_size > 1
+        self._beginnings = PageBeginnings(plan.page_size, plan.num_pages, self._is_cached) if is_partial else None
+        # Pages to be copied before the step that is being planned, with the levels they go back to: until then
+        # they are held, so that nobody is given one to copy to.
+        self._copied: list[tuple[PagePool, int, int]] = []
         self._records: dict[Request, _Record] = {}
         self._no_pages: NewPages = tuple(() for _ in plan.groups)
         # Digests of prompt pages that requests hold and have not planned to fill yet, with how many do.
@@ -75,8 +86,12 @@ class KVManager:
                 return False
         return True
 
-    def adopt_prefix(self, request: Request) -> int:
-        """Start a request: take references on its cached prefix, and return its number of tokens."""
+    def adopt_prefix(self, request: Request) -> PageCopies:
+        """Start a request with what is cached of its prompt: `num_cached` tokens.
+
+        Whole pages are shared. A page that agrees with the request only at its beginning is to be copied
+        before the step, to one of the request's own, if the whole request still fits beside it.
+        """
         if request.pages:
             raise RuntimeError(f"request {request.request_id} holds pages already")
         hits = self._hits(request)
@@ -88,7 +103,36 @@ class KVManager:
         record.num_pending = len(record.digests)
         self._pending.update(record.digests[record.num_indexed :])
         request.num_cached = request.num_computed = len(hits[0]) * self.page_size
-        return request.num_cached
+        return self._adopt_beginning(request, record)
+
+    def _adopt_beginning(self, request: Request, record: _Record) -> PageCopies:
+        if self._beginnings is None or not self._reads_cache(request):
+            return self._no_pages
+        found = self._beginnings.find(request, record.digests, record.num_indexed)
+        if found is None:
+            return self._no_pages
+        digest, num_tokens = found
+        sources = [page for pool in self._pools if (page := pool.find(digest)) is not None]
+        self._hold_copied(sources)
+        if not self.can_fit(request, request.num_tokens):
+            self.let_go_of_copied(len(sources))
+            return self._no_pages
+        self.grow(request, request.num_cached + num_tokens)
+        request.num_cached = request.num_computed = request.num_cached + num_tokens
+        return tuple(((source, pages[-1]),) for source, pages in zip(sources, request.pages, strict=True))
+
+    def _hold_copied(self, sources: Iterable[int]) -> None:
+        """By KV group, pages that are copied before the step that is being planned."""
+        for pool, page in zip(self._pools, sources, strict=True):
+            self._copied.append((pool, page, pool.level(page)))
+            pool.share((page,))
+
+    def let_go_of_copied(self, num: int | None = None) -> None:
+        """The step is planned: pages that it copies (the last `num`; None: all) may be given to others."""
+        num = len(self._copied) if num is None else num
+        for _ in range(num):
+            pool, page, level = self._copied.pop()
+            pool.release((page,), level)
 
     def fork(self, request: Request, first: Request) -> PageCopies | None:
         """Start a request on the prompt of another; None, and no change, if pages are short.
@@ -112,14 +156,15 @@ class KVManager:
             pool.share(pages)
         record = self._record(request)
         if not record.digests:
-            record.digests = self._record(first).digests[:num_shared]
+            known = self._record(first)
+            record.digests, record.contents = known.digests[:num_shared], known.contents[:num_shared]
         self.grow(request, num_kept + 1)
         request.num_cached = request.num_computed = num_kept
         if num_partial == 0:
             return self._no_pages
-        return tuple(
-            ((pages[num_shared], own[num_shared]),) for pages, own in zip(first.pages, request.pages, strict=True)
-        )
+        sources = [pages[num_shared] for pages in first.pages]
+        self._hold_copied(sources)
+        return tuple(((source, own[num_shared]),) for source, own in zip(sources, request.pages, strict=True))
 
     def grow(self, request: Request, num_tokens: int) -> NewPages | None:
         """Make room for `num_tokens` tokens in all; None, and no change, if pages are short."""
@@ -171,9 +216,11 @@ class KVManager:
             return
         digests = record.digests
         if len(digests) < num_full:
-            self._hasher.extend(request, digests, num_full)
+            self._hasher.extend(request, digests, record.contents, num_full)
         for group, pool in enumerate(self._pools):
             pool.index(request.pages[group], digests, first, num_full)
+        if self._beginnings is not None:
+            self._beginnings.add(request, digests, record.contents, first, num_full)
         if record.num_pending > first:
             self._settle(record, first, num_full)
         record.num_indexed = num_full
@@ -219,6 +266,7 @@ class KVManager:
         for group, pool in enumerate(self._pools):
             pool.check()
             holders = Counter(page for request in self._records if request.pages for page in request.pages[group])
+            holders.update(page for owner, page, _ in self._copied if owner is pool)
             for page in range(pool.num_pages):
                 if holders[page] != pool.num_refs(page):
                     raise RuntimeError(
@@ -232,13 +280,22 @@ class KVManager:
             record = self._records[request] = _Record()
         return record
 
+    def _reads_cache(self, request: Request) -> bool:
+        params = request.params
+        return self._caching and not params.skip_reading_prefix_cache and params.prompt_logprobs is None
+
+    def _is_cached(self, digest: bytes) -> bool:
+        """Whether pages with this digest can be found in every group."""
+        return all(pool.find(digest) is not None for pool in self._pools)
+
     def _hits(self, request: Request) -> list[list[int]]:
         """Pages by group of the longest prefix that every group has cached."""
-        if not self._caching or request.params.skip_reading_prefix_cache or request.params.prompt_logprobs is not None:
+        if not self._reads_cache(request):
             return [[] for _ in self._pools]
         num_pages = (request.num_tokens - 1) // self.page_size
-        digests = self._record(request).digests
-        self._hasher.extend(request, digests, num_pages)
+        record = self._record(request)
+        digests = record.digests
+        self._hasher.extend(request, digests, record.contents, num_pages)
         usable = digests[:num_pages]
         hits = [rules.longest_hit(usable, pool) for rules, pool in zip(self._rules, self._pools, strict=True)]
         shortest = min(map(len, hits))

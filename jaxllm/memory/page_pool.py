@@ -59,6 +59,10 @@ class PagePool:
     def num_refs(self, page: int) -> int:
         return self._refs[page]
 
+    def level(self, page: int) -> int:
+        """The retention level of a cached page; the default one for any other."""
+        return self._levels.get(page, DEFAULT_RETENTION)
+
     def eviction_order(self) -> tuple[int, ...]:
         """Pages without a holder, first to be taken first. O(pages), for tests and reports."""
         ordinary = tuple(self._free)

@@ -27,8 +27,8 @@ class PageHasher:
         self._page_size = page_size
         self._pack = struct.Struct(f"<{page_size}q").pack
 
-    def extend(self, request: Request, digests: list[bytes], num_pages: int) -> None:
-        """Append the digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens."""
+    def extend(self, request: Request, digests: list[bytes], contents: list[bytes], num_pages: int) -> None:
+        """Append digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens, and what they are of."""
         size, pack = self._page_size, self._pack
         prompt, output = request.prompt_ids, request.output_ids
         num_prompt = len(prompt)
@@ -46,6 +46,7 @@ class PageHasher:
                 content += extra_keys(request, start // size, size)
             parent = sha256(content).digest()
             digests.append(parent)
+            contents.append(content)
 
 
 def extra_keys(request: Request, page_index: int, page_size: int) -> bytes:

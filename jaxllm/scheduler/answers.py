@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a step yields for a piece: one token if it samples, and log probabilities as asked."""
+    """What a step yields for a piece: if it samples, drafts that were accepted and one token more; log
+    probabilities as asked."""
 
     new_ids: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+
+    def first_logprobs(self, num: int) -> Logprobs | None:
+        """Those of the first `num` new tokens; None if none were asked for, or of none."""
+        if self.logprobs is None or num == len(self.new_ids):
+            return self.logprobs
+        return _part(self.logprobs, 0, num) if num else None
 
 
 def read_answer(piece: Piece, output: StepOutput) -> Answer:
@@ -35,12 +42,12 @@ def read_answer(piece: Piece, output: StepOutput) -> Answer:
     logprobs = None
     if piece.samples:
         new_ids = output.tokens.get(request_id, ())
-        if len(new_ids) != 1:
-            raise _wrong(output, f"{new_ids!r}", request, "one token")
+        _check_sampled(new_ids, piece, output)
         if asks_logprobs(params):
             logprobs = output.logprobs.get(request_id)
-            if logprobs is None or len(logprobs.token_ids) != 1:
-                raise _wrong(output, f"logprobs={logprobs!r}", request, "log probabilities at one position")
+            if logprobs is None or len(logprobs.token_ids) != len(new_ids):
+                accepted = f"log probabilities at positions: {len(new_ids)}"
+                raise _wrong(output, f"logprobs={logprobs!r}", request, accepted)
     scored = None
     num_scored = num_prompt_scored(piece)
     if num_scored > 0:
@@ -49,6 +56,21 @@ def read_answer(piece: Piece, output: StepOutput) -> Answer:
             accepted = f"log probabilities of the {num_scored} prompt tokens from position {piece.start + 1} on"
             raise _wrong(output, f"prompt_logprobs={scored!r}", request, accepted)
     return Answer(new_ids, logprobs, scored)
+
+
+def _check_sampled(new_ids: tuple[int, ...], piece: Piece, output: StepOutput) -> None:
+    num_drafts = len(piece.draft_ids)
+    if not num_drafts:
+        if len(new_ids) != 1:
+            raise _wrong(output, f"{new_ids!r}", piece.request, "one token")
+        return
+    num_accepted = len(new_ids) - 1
+    if not 0 <= num_accepted <= num_drafts or new_ids[:num_accepted] != piece.draft_ids[:num_accepted]:
+        accepted = f"a beginning of the drafts {piece.draft_ids!r} and one token"
+        raise _wrong(output, f"{new_ids!r}", piece.request, accepted)
+    said = output.num_accepted.get(piece.request.request_id, num_accepted)
+    if said != num_accepted:
+        raise _wrong(output, f"num_accepted={said}", piece.request, f"{num_accepted}, as many drafts as it gave")
 
 
 def asks_logprobs(params: SamplingParams) -> bool:
@@ -88,20 +110,20 @@ class PromptScores:
         self._next[request] = end
         if scored.start == start:
             return scored
-        return PromptLogprobs(start, _from(scored.columns, start - scored.start))
+        return PromptLogprobs(start, _part(scored.columns, start - scored.start, None))
 
     def forget(self, request: Request) -> None:
         self._next.pop(request, None)
 
 
-def _from(columns: Logprobs, first: int) -> Logprobs:
+def _part(columns: Logprobs, first: int, end: int | None) -> Logprobs:
     return replace(
         columns,
-        token_ids=columns.token_ids[first:],
-        values=columns.values[first:],
-        ranks=columns.ranks[first:],
-        top_ids=columns.top_ids[first:],
-        top_values=columns.top_values[first:],
+        token_ids=columns.token_ids[first:end],
+        values=columns.values[first:end],
+        ranks=columns.ranks[first:end],
+        top_ids=columns.top_ids[first:end],
+        top_values=columns.top_values[first:end],
     )
 
 

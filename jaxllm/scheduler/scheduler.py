@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from jaxllm.config.engine import SchedulerConfig
 from jaxllm.errors import ConfigError, EngineDead
 from jaxllm.memory.manager import KVManager
+from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.answers import PromptScores, read_answer
-from jaxllm.scheduler.decode_rows import DecodeRows, DecodeStep
+from jaxllm.scheduler.decode_rows import DecodeStep
 from jaxllm.scheduler.forks import Forks
 from jaxllm.scheduler.guard import GuardedPolicy
 from jaxllm.scheduler.limits import Deadlines, PromptLimits, QueueLimits
 from jaxllm.scheduler.policy import SchedulerView, SchedulingPolicy
-from jaxllm.scheduler.queues import FreeSlots, WaitingQueue
+from jaxllm.scheduler.queues import WaitingQueue
 from jaxllm.scheduler.repetition import RepetitionWatches
+from jaxllm.scheduler.running import Running
 from jaxllm.scheduler.step_plan import Piece, PlannedStep, StepPlan, decode_piece
 from jaxllm.scheduler.stop import Stop, StopRules
 from jaxllm.types.request import DEADLINE, FinishReason, Request, RequestStatus
@@ -64,8 +66,6 @@ class Scheduler:
             )
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.num_preemptions = 0
-        self.prefix_queries = 0  # tokens of requests at their first admission,
-        self.prefix_hits = 0  # and those of them found cached
         self._config = config
         self._kv = kv
         self._policy = policy if isinstance(policy, GuardedPolicy) else GuardedPolicy(policy)
@@ -78,13 +78,11 @@ class Scheduler:
         self._scores = PromptScores()
         self._repetition = RepetitionWatches()
         self._waiting = WaitingQueue()
-        # All that run, in order of admission, are in one of two ways: with tokens left to compute, or decoding
-        # (those whose last token is on its way too). Dictionaries serve as ordered sets.
-        self._running: dict[Request, None] = {}
-        self._prefilling: dict[Request, None] = {}
-        self._running_view: tuple[Request, ...] | None = None  # of `_running`, until somebody joins or leaves
-        self._decodes = DecodeRows(kv, self._stop)
-        self._slots = FreeSlots(config.max_num_seqs)
+        self._running = Running(kv, self._stop, config.max_num_seqs, drafts=config.num_speculative_tokens > 0)
+        self._decodes = self._running.decodes
+        self._admission = Admission(
+            config, kv, self._policy, self._waiting, self._running, self._forks, self._prompt_limits
+        )
         self._in_flight: deque[PlannedStep] = deque()
         self._next_step_id = 0
         self._told: set[Request] = set()  # those the executor was told of, until they finish
@@ -99,6 +97,16 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def prefix_queries(self) -> int:
+        """Tokens of requests at their first admission."""
+        return self._admission.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """Those of them that were found cached."""
+        return self._admission.prefix_hits
 
     @property
     def num_policy_faults(self) -> int:
@@ -123,6 +131,17 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._waiting.push_back(request)
         self._deadlines.add(request)
+
+    def propose(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Draft tokens that may follow what is known of requests, by id; they count for the next step alone.
+
+        Dropped: those of requests that decode no more, or of which a token is still on its way; all beyond
+        `num_speculative_tokens`, and beyond what a step has room for.
+        """
+        for request_id, draft_ids in drafts.items():
+            request = self.requests.get(request_id)
+            if request in self._running.drafting and self._running.wants_draft_step(request):
+                request.draft_ids = tuple(draft_ids[: self._config.num_speculative_tokens])
 
     def expire(self, now_s: float) -> list[Request]:
         """End requests whose deadline has passed; they keep what they have, which is nothing for who never ran."""
@@ -150,7 +169,9 @@ class Scheduler:
         try:
             num_preemptions = self.num_preemptions
             self._give_decodes(plan, now_s)
-            if self._prefilling or self._waiting:
+            if self._running.drafting:
+                self._give_drafting(plan, now_s)
+            if self._running.prefilling or self._waiting:
                 self._limit_prompts(plan)
                 self._give_prefilling(plan, now_s)
                 if self.num_preemptions == num_preemptions:
@@ -158,6 +179,8 @@ class Scheduler:
         except Exception:
             self._undo(plan)
             raise
+        finally:
+            self._kv.let_go_of_copied()
         return None if plan.is_empty else self._seal(plan, now_s)
 
     def update(self, plan: SchedulerOutput, output: StepOutput) -> list[RequestUpdate]:
@@ -191,13 +214,25 @@ class Scheduler:
                 self._give(request, lambda row=row: decodes.grow(row), plan, now_s)
         plan.give_decodes()
 
+    def _give_drafting(self, plan: StepPlan, now_s: float) -> None:
+        """The next token and its drafts, for whom no token is on its way; drafts never cost another its pages."""
+        for request in tuple(self._running.drafting):
+            if request not in self._running.drafting or not self._running.wants_draft_step(request):
+                continue  # preempted for one before it, or it waits for an answer
+            if plan.budget == 0:
+                return
+            num_most = min(plan.budget, self._stop.max_tokens(request) - request.num_tokens) - 1
+            drafts, request.draft_ids = request.draft_ids[:num_most], ()
+            if not drafts or not plan.add_decode(request, drafts):
+                self._give(request, lambda r=request: plan.add_decode(r), plan, now_s)
+
     def _limit_prompts(self, plan: StepPlan) -> None:
-        budget = self._prompt_limits.budget(plan.budget + plan.num_decodes, plan.num_decodes)
+        budget = self._prompt_limits.budget(plan.budget + plan.num_given, plan.num_given)
         is_shared = len(self._running) + len(self._waiting) > 1
         plan.limit_pieces(budget, self._prompt_limits.longest_piece(is_shared=is_shared))
 
     def _give_prefilling(self, plan: StepPlan, now_s: float) -> None:
-        for request in tuple(self._prefilling):
+        for request in tuple(self._running.prefilling):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for one before it
             num_tokens = plan.tokens_for(request.num_uncomputed)
@@ -222,107 +257,24 @@ class Scheduler:
         the new epoch says that what they wrote to memory no longer counts.
         """
         plan.withdraw(victim)
-        self._free_slot(victim)
-        self._stop_running(victim)
+        self._running.free_slot(victim)
+        self._running.stop(victim)
         self._waiting.push_front(victim)
         victim.status = RequestStatus.PREEMPTED
-        victim.num_computed = victim.num_cached = victim.num_in_flight = 0
+        victim.num_computed = victim.num_cached = victim.num_in_flight = victim.num_placeholders = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
         if victim in self._told:
             self._preempted[victim.request_id] = None
 
     def _admit_waiting(self, plan: StepPlan, now_s: float) -> None:
-        blocked = self._admit_in_order(plan, now_s)
+        blocked = self._admission.in_order(plan, lambda: self._view(now_s))
         for _ in range(self._config.max_num_seqs):  # no policy may go on for ever
             victim = self._policy.preempt(blocked, self._view(now_s)) if blocked is not None else None
             if victim is None:
                 return
             self._preempt(victim, plan)
-            blocked = self._admit_in_order(plan, now_s)
-
-    def _admit_in_order(self, plan: StepPlan, now_s: float) -> Request | None:
-        """Admit who fits; returns the first that finds no slot or no memory, for whom somebody may give way."""
-        may_preempt = self._policy.is_preemptive
-        if not self._waiting or plan.tokens_for(1) == 0 or not (self._slots or may_preempt):
-            return None
-        admitted: list[Request] = []
-        view = self._view(now_s)
-        try:
-            for request in self._policy.order(view):
-                if not self._may_start(request, view, plan):
-                    continue
-                if not self._slots or not self._admit(request, plan):
-                    return request if may_preempt and request.num_pending == 0 else None
-                admitted.append(request)
-                if plan.tokens_for(1) == 0 or not (self._slots or may_preempt):
-                    break
-                view = self._view(now_s)
-        finally:
-            self._waiting.remove(admitted)  # not earlier: the policy may be reading the queue
-        return None
-
-    def _may_start(self, request: Request, view: SchedulerView, plan: StepPlan) -> bool:
-        """Whether it is one to choose, and nothing but room is in its way."""
-        if request not in self._waiting or request.status is RequestStatus.RUNNING:
-            return False
-        if self._waits_for_prompt(request, plan) or self._waits_for_prefix(request):
-            return False
-        return self._policy.admit(request, view) and self._takes_partial(request, plan)
-
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Start a request if its whole sequence fits now; its first piece may be smaller."""
-        if request.num_pending > 0:
-            return False  # its turn, but tokens sampled before its preemption are not here yet
-        first = self._forks.first_of(request)
-        is_admitted = self._admit_alone(request, plan) if first is None else self._admit_fork(request, first, plan)
-        if is_admitted:
-            request.slot = self._slots.take()
-            request.status = RequestStatus.RUNNING
-            self._running[request] = self._prefilling[request] = None
-            self._running_view = None
-        return is_admitted
-
-    def _waits_for_prompt(self, request: Request, plan: StepPlan) -> bool:
-        first = self._forks.first_of(request)
-        # One that waits itself, at first or after a preemption, has nothing computed.
-        return first is not None and plan.num_tokens_before(first) < first.num_prompt_tokens
-
-    def _waits_for_prefix(self, request: Request) -> bool:
-        """Whether half or more of what it has to compute is on its way, for others, in steps not planned yet."""
-        if not self._config.in_batch_prefix_sharing or self._forks.first_of(request) is not None:
-            return False
-        num_pending = self._kv.pending_prefix(request)
-        return num_pending > 0 and 2 * num_pending >= request.num_tokens - self._kv.match_prefix(request)
-
-    def _takes_partial(self, request: Request, plan: StepPlan) -> bool:
-        """False if it would be left half computed beside as many as may be."""
-        if not self._prompt_limits.limits_partial:
-            return True
-        num_wanted = request.num_tokens - self._kv.match_prefix(request)
-        if plan.tokens_for(num_wanted) == num_wanted:
-            return True
-        return self._prompt_limits.takes_partial(request, [r for r in self._prefilling if r.num_uncomputed > 0])
-
-    def _admit_fork(self, request: Request, first: Request, plan: StepPlan) -> bool:
-        page_copies = self._kv.fork(request, first)
-        return page_copies is not None and plan.add(request, 1, is_new=True, page_copies=page_copies)
-
-    def _admit_alone(self, request: Request, plan: StepPlan) -> bool:
-        if not self._config.enable_chunked_prefill:
-            num_wanted = request.num_tokens - self._kv.match_prefix(request)
-            if num_wanted > plan.tokens_for(num_wanted):
-                return False
-        if not self._kv.can_fit(request, request.num_tokens):
-            return False
-        num_cached = self._kv.adopt_prefix(request)
-        if not plan.add(request, plan.tokens_for(request.num_tokens - num_cached), is_new=True):
-            plan.withdraw(request)
-            return False
-        if request.num_preemptions == 0:
-            self.prefix_queries += request.num_tokens
-            self.prefix_hits += num_cached
-        return True
+            blocked = self._admission.in_order(plan, lambda: self._view(now_s))
 
     def _seal(self, plan: StepPlan, now_s: float) -> SchedulerOutput:
         step = plan.seal(self._next_step_id, preempted=self._preempted, finished=self._finished)
@@ -344,9 +296,7 @@ class Scheduler:
                 request.scheduled_s = now_s
                 request.num_hits = 0 if request.fork_of is not None else request.num_cached
             self._kv.commit_planned(request, piece.start + piece.num_tokens)
-            if piece.samples:
-                del self._prefilling[request]
-        self._decodes.join([piece.request for piece in pieces if piece.samples])
+        self._running.decode([piece.request for piece in pieces if piece.samples])
 
     def _undo(self, plan: StepPlan) -> None:
         """Leave a step half decided: who had a piece of it starts again, so no page table is half sent."""
@@ -354,12 +304,10 @@ class Scheduler:
             self._preempt(piece.request, plan)
 
     def _view(self, now_s: float) -> SchedulerView:
-        if self._running_view is None:
-            self._running_view = tuple(self._running)
         return SchedulerView(
             now_s=now_s,
             waiting=self._waiting.view(),
-            running=self._running_view,
+            running=self._running.view(),
             free_pages=self._kv.num_free_pages,
             page_size=self._kv.page_size,
             token_cap=self._config.max_num_batched_tokens,
@@ -401,30 +349,46 @@ class Scheduler:
         request = piece.request
         answer = read_answer(piece, output)
         request.num_pending -= piece.samples
-        self._note_computed(piece)
+        new_ids, stop = ((), None) if request.is_finished else self._append(piece, answer.new_ids)
+        self._note_computed(piece, len(answer.new_ids))
         if request.is_finished:
             return ()
         scored = self._scores.unseen(request, answer.prompt_logprobs)
-        is_kept = request.params.max_tokens != 0  # else the prompt is only scored
-        new_ids = answer.new_ids if is_kept else ()
-        request.output_ids.extend(new_ids)
-        if piece.samples:
-            repeats = bool(new_ids) and self._repetition.push(request, new_ids[0])
-            stop = self._stop.check(request, repeats=repeats)
-            if stop is not None:
-                self._finish(request, stop)
+        if stop is not None:
+            self._finish(request, stop)
         if not piece.samples and scored is None:
             return ()
-        return (RequestUpdate(request, new_ids, answer.logprobs if is_kept else None, scored),)
+        return (RequestUpdate(request, new_ids, answer.first_logprobs(len(new_ids)), scored),)
 
-    def _note_computed(self, piece: Piece) -> None:
-        """Count what a collected piece wrote to memory, unless it was taken away meanwhile."""
+    def _append(self, piece: Piece, new_ids: tuple[int, ...]) -> tuple[tuple[int, ...], Stop | None]:
+        """Add what was sampled, up to the token that ends the request."""
+        request = piece.request
+        if not piece.samples:
+            return (), None
+        if request.params.max_tokens == 0:  # the prompt is only scored
+            return (), self._stop.check(request)
+        request.draft_ids = ()
+        for count, token in enumerate(new_ids, 1):
+            request.output_ids.append(token)
+            stop = self._stop.check(request, repeats=self._repetition.push(request, token))
+            if stop is not None:
+                return new_ids[:count], stop
+        return new_ids, None
+
+    def _note_computed(self, piece: Piece, num_sampled: int) -> None:
+        """Count what a collected piece wrote to memory, unless it was taken away meanwhile.
+
+        What it wrote for drafts that were rejected does not count, and is written over.
+        """
         request = piece.request
         if piece.epoch != request.num_preemptions:
             return
+        num_drafts = len(piece.draft_ids)
         request.num_in_flight -= piece.num_tokens
+        request.num_placeholders -= num_drafts
+        num_kept = piece.num_tokens - num_drafts + (num_sampled - 1 if num_drafts else 0)
         # A finished request may have computed tokens that were dropped, and so are not known.
-        request.num_computed = min(request.num_computed + piece.num_tokens, request.num_tokens)
+        request.num_computed = min(request.num_computed + num_kept, request.num_tokens)
         self._kv.commit(request)
         if request.is_finished and request.num_in_flight == 0:
             self._free(request)
@@ -432,7 +396,7 @@ class Scheduler:
     def _finish(self, request: Request, stop: Stop) -> None:
         del self.requests[request.request_id]
         if request.status is RequestStatus.RUNNING:
-            self._stop_running(request)
+            self._running.stop(request)
         else:
             self._waiting.remove((request,))
         request.status = RequestStatus.FINISHED
@@ -446,18 +410,7 @@ class Scheduler:
         if request.num_in_flight == 0:
             self._free(request)
 
-    def _stop_running(self, request: Request) -> None:
-        del self._running[request]
-        self._running_view = None
-        self._prefilling.pop(request, None)
-        self._decodes.leave(request)
-
     def _free(self, request: Request) -> None:
         """Give back what a finished request held; no step in flight has a piece of it."""
         self._kv.release(request)
-        self._free_slot(request)
-
-    def _free_slot(self, request: Request) -> None:
-        if request.slot is not None:
-            self._slots.give_back(request.slot)
-            request.slot = None
+        self._running.free_slot(request)

@@ -25,7 +25,8 @@ class Piece(NamedTuple):
     is_decode: bool  # one token, past the prompt
     is_new: bool
     new_pages: NewPages
-    page_copies: PageCopies  # by KV group; empty but for a new sibling that shares the prompt of another
+    page_copies: PageCopies  # by KV group; empty but for a new request that begins within a page of another
+    draft_ids: tuple[int, ...] = ()  # the last of its tokens, if they turn out to be right
 
 
 def decode_piece(row: DecodeRow, start: int) -> Piece:
@@ -43,13 +44,14 @@ class StepPlan:
     as soon as it is given; the rest is counted when the step is sealed.
     """
 
-    __slots__ = ("_decodes", "_kv", "_longest_piece", "_pieces", "_prompt_budget", "budget", "num_decodes")
+    __slots__ = ("_decodes", "_kv", "_longest_piece", "_pieces", "_prompt_budget", "_whole_budget", "budget", "num_decodes")
 
     def __init__(self, kv: KVManager, decodes: DecodeRows, budget: int) -> None:
         self._kv = kv
         self._decodes = decodes
         self._pieces: dict[Request, Piece] = {}
         self.num_decodes = 0  # the first of `decodes`
+        self._whole_budget = budget
         self.budget = budget  # tokens left to give
         self._prompt_budget = budget  # of those, what pieces may take together
         self._longest_piece = budget
@@ -61,6 +63,11 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         return not self.num_decodes and not self._pieces
+
+    @property
+    def num_given(self) -> int:
+        """Tokens of the budget that are given away."""
+        return self._whole_budget - self.budget
 
     def give_decodes(self) -> None:
         """Give each decode its token, or as many as there are tokens; all of these must have their pages."""
@@ -100,6 +107,31 @@ class StepPlan:
         request.num_pending += samples
         return True
 
+    def add_decode(self, request: Request, drafts: tuple[int, ...] = ()) -> bool:
+        """Give a request that knows all its tokens the last of them and `drafts`; False, and no change, if pages
+        are short."""
+        start, num_tokens = request.num_computed, 1 + len(drafts)
+        new_pages = self._kv.grow(request, start + num_tokens)
+        if new_pages is None:
+            return False
+        self._pieces[request] = Piece(
+            request=request,
+            epoch=request.num_preemptions,
+            start=start,
+            num_tokens=num_tokens,
+            samples=True,
+            is_decode=not drafts,
+            is_new=False,
+            new_pages=new_pages,
+            page_copies=(),
+            draft_ids=drafts,
+        )
+        self.budget -= num_tokens
+        request.num_in_flight += num_tokens
+        request.num_placeholders += len(drafts)
+        request.num_pending += 1
+        return True
+
     def withdraw(self, request: Request) -> None:
         """Take all pages from a request, and with them its piece or token of this step, if it has one."""
         piece = self._pieces.pop(request, None)
@@ -107,6 +139,7 @@ class StepPlan:
             self.budget += piece.num_tokens
             self._prompt_budget += piece.num_tokens
             request.num_in_flight -= piece.num_tokens
+            request.num_placeholders -= len(piece.draft_ids)
             request.num_pending -= piece.samples
         self._decodes.leave(request)
         if self.num_decodes > len(self._decodes):
@@ -128,6 +161,7 @@ class StepPlan:
             preempted=tuple(preempted),
             finished=tuple(finished),
             page_copies=_page_copies(pieces) if pieces else (),
+            draft_ids=_draft_ids(len(decodes.rows), pieces) if pieces else (),
         )
         return PlannedStep(output, decodes, pieces)
 
@@ -165,6 +199,13 @@ def _rows(decodes: DecodeStep, pieces: Sequence[Piece]) -> ScheduledRows:
         samples=np.array([True] * num + [piece.samples for piece in pieces], np.bool_),
         num_decode=num + sum(piece.is_decode for piece in pieces),
     )
+
+
+def _draft_ids(num_decodes: int, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+    """By row; empty if there are none."""
+    if not any(piece.draft_ids for piece in pieces):
+        return ()
+    return (*[()] * num_decodes, *[piece.draft_ids for piece in pieces])
 
 
 def _page_copies(pieces: Sequence[Piece]) -> PageCopies:

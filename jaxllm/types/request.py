@@ -32,7 +32,8 @@ class Request:
 
     Invariant: ``num_cached <= num_computed <= num_tokens``. With one step in flight while the
     next is planned, `num_in_flight` tokens are on the device but not collected yet, and
-    `num_pending` sampled tokens are promised but unknown to the host.
+    `num_pending` sampled tokens are promised but unknown to the host. Drafts hold a place among those in
+    flight, `num_placeholders` in all, and promise nothing.
     """
 
     request_id: str
@@ -49,7 +50,7 @@ class Request:
     media_keys: tuple[tuple[str, int, int], ...] = ()  # (content hash, first token, num tokens)
 
     output_ids: list[int] = field(default_factory=list[int])
-    draft_ids: tuple[int, ...] = ()
+    draft_ids: tuple[int, ...] = ()  # tokens that may follow the last known one, for the next step to check
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # stop id that ended it, "repetition" or "deadline"; None for EOS and length
@@ -58,6 +59,7 @@ class Request:
     scheduled_s: float | None = None  # when it was first given tokens, on the core's clock
     num_hits: int = 0  # tokens found in the prefix cache then; what a sibling takes over is none
     num_in_flight: int = 0  # tokens in submitted, uncollected steps
+    num_placeholders: int = 0  # of those, drafts: computed if they turn out right, else forgotten
     num_pending: int = 0  # sampled tokens that uncollected steps will deliver
     num_preemptions: int = 0  # also the epoch: pieces scheduled before a preemption carry an older one
     slot: int | None = None  # row on the device while running
@@ -79,7 +81,7 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens a step could still be given, counting the ones promised by steps in flight."""
-        return self.num_tokens + self.num_pending - self.num_computed - self.num_in_flight
+        return self.num_tokens + self.num_pending + self.num_placeholders - self.num_computed - self.num_in_flight
 
     @property
     def is_finished(self) -> bool:

@@ -82,7 +82,7 @@ class SchedulerOutput:
     page_diffs: tuple[PageTableDiff, ...]  # one per KV group
     preempted: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()  # ended since the last plan; their slots may be reused by now
-    draft_ids: tuple[tuple[int, ...], ...] = ()  # per row; empty without speculation
+    draft_ids: tuple[tuple[int, ...], ...] = ()  # by row, the last of its tokens; empty where no row has any
     adapter_slots: Int32Array = field(default_factory=_empty_i32)
     page_copies: tuple[tuple[tuple[int, int], ...], ...] = ()  # by KV group: (from page, to page), before the step
     encoder_items: tuple[tuple[str, int], ...] = ()  # (request id, media index)
@@ -119,7 +119,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a collected step yields. Only rows with `samples` appear in `tokens`.
+    """What a collected step yields. Only rows with `samples` appear in `tokens`: one token each, or, of a row
+    with drafts, those that were accepted and one token after them.
 
     `logprobs` holds the requests whose params ask for them, with as many positions as `tokens`;
     `prompt_logprobs` those whose params ask and that computed prompt tokens in this step.

@@ -9,6 +9,7 @@ from jaxllm.engine.clock import ManualClock
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.executor import Ticket
 from jaxllm.engine.messages import AbortRequests, AddRequest, CoreFailed, ErrorKind, StepDeltas, TokenDelta
+from jaxllm.scheduler.policies.fcfs import FirstComeFirstServed
 from jaxllm.testing.logprobs import scripted_columns
 from jaxllm.testing.scripted import Script, ScriptedExecutor
 from jaxllm.types.request import FinishReason
@@ -215,11 +216,11 @@ def test_a_policy_that_admits_nobody_is_a_stall_not_a_spin() -> None:
     executor = RecordingExecutor(scripted())
     parts = make_parts(executor)
 
-    class Nobody(type(parts.scheduler._policy)):  # type: ignore[misc]
+    class Nobody(FirstComeFirstServed):
         def admit(self, request: object, view: object) -> bool:
             return False
 
-    parts.scheduler._policy = Nobody(parts.scheduler._policy)
+    parts.scheduler._policy._policy = Nobody()
     core = EngineCore(executor, parts.scheduler, parts.kv, ManualClock())
     core.add(add_message("a"))
     assert core.step() is None

@@ -12,9 +12,12 @@ from jaxllm.types.request import FinishReason, Request, RequestStatus
 from jaxllm.types.sampling import SamplingParams
 
 
-def make(num_pages: int = 10, page_size: int = 16, *, caching: bool = True, specs: int = 1) -> KVManager:
+def make(
+    num_pages: int = 10, page_size: int = 16, *, caching: bool = True, partial: bool = True, specs: int = 1
+) -> KVManager:
     groups = group_layers(tuple(FullKV(page_size, 1, 8 * (i + 1)) for i in range(specs)))
-    return KVManager(KVCachePlan(groups, num_pages, page_size), enable_prefix_caching=caching)
+    plan = KVCachePlan(groups, num_pages, page_size)
+    return KVManager(plan, enable_prefix_caching=caching, enable_partial_page_reuse=partial)
 
 
 def ask(*tokens: int, **extra: Any) -> Request:
@@ -24,6 +27,7 @@ def ask(*tokens: int, **extra: Any) -> Request:
 def run(kv: KVManager, request: Request) -> Request:
     """Give the request memory for all its tokens and compute them."""
     kv.adopt_prefix(request)
+    kv.let_go_of_copied()
     assert kv.grow(request, request.num_tokens) is not None
     request.num_computed = request.num_tokens
     kv.commit(request)
@@ -35,20 +39,21 @@ def finish(kv: KVManager, request: Request) -> None:
     kv.release(request)
 
 
+@pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize(
-    ("num_tokens", "first_hit", "longer_hit"),
-    [(15, 0, 0), (16, 0, 16), (17, 16, 16), (32, 16, 32), (33, 32, 32)],
+    ("num_tokens", "first_hit", "with_copy", "longer_hit"),
+    [(15, 0, 0, 0), (16, 0, 15, 16), (17, 16, 16, 16), (32, 16, 31, 32), (33, 32, 32, 32)],
 )
-def test_sch_04_a_hit_is_whole_pages_and_never_the_whole_prompt(
-    num_tokens: int, first_hit: int, longer_hit: int
+def test_sch_04_a_hit_is_whole_pages_and_perhaps_a_copy_and_never_the_whole_prompt(
+    num_tokens: int, first_hit: int, with_copy: int, longer_hit: int, partial: bool
 ) -> None:
-    kv = make()
+    kv = make(partial=partial)
     tokens = tuple(range(num_tokens))
     assert kv.match_prefix(ask(*tokens)) == 0
     finish(kv, run(kv, ask(*tokens)))
     assert kv.match_prefix(ask(*tokens)) == first_hit
     again = run(kv, ask(*tokens))
-    assert again.num_cached == first_hit
+    assert again.num_cached == (with_copy if partial else first_hit)
     finish(kv, again)
     assert kv.match_prefix(ask(*tokens, *range(100, 120))) == longer_hit
     kv.check()
@@ -128,7 +133,8 @@ def test_a_released_request_finds_its_own_pages_again_with_its_output() -> None:
     assert request.pages == []
     kv.check()
     request.num_computed = 0
-    assert kv.adopt_prefix(request) == 32
+    kv.adopt_prefix(request)
+    assert request.num_cached == 32
     kv.check()
 
 
@@ -183,9 +189,11 @@ def test_a_page_is_hashed_once_however_often_it_is_looked_up(monkeypatch: pytest
     hashed: list[int] = []
     extend = PageHasher.extend
 
-    def counting(self: PageHasher, request: Request, digests: list[bytes], num_pages: int) -> None:
+    def counting(
+        self: PageHasher, request: Request, digests: list[bytes], contents: list[bytes], num_pages: int
+    ) -> None:
         before = len(digests)
-        extend(self, request, digests, num_pages)
+        extend(self, request, digests, contents, num_pages)
         hashed.extend(range(before, len(digests)))
 
     monkeypatch.setattr(PageHasher, "extend", counting)
@@ -246,6 +254,9 @@ def test_a_fork_shares_full_pages_and_copies_the_one_it_will_write(
     assert kv.num_free_pages == num_free - 1
     kv.check()
     finish(kv, first)
+    kv.check()
+    assert kv.num_free_pages == 9 - len(second.pages[0]) - is_copied  # held until the step is planned
+    kv.let_go_of_copied()
     kv.check()
     assert kv.num_free_pages == 9 - len(second.pages[0])
     finish(kv, second)

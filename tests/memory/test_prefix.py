@@ -13,7 +13,7 @@ from jaxllm.types.sampling import SamplingParams
 def digests(tokens: tuple[int, ...], page_size: int = 4, **extra: Any) -> list[bytes]:
     found: list[bytes] = []
     request = Request("r", tokens, SamplingParams(), 0.0, **extra)
-    PageHasher(page_size).extend(request, found, len(tokens) // page_size)
+    PageHasher(page_size).extend(request, found, [], len(tokens) // page_size)
     return found
 
 
@@ -37,10 +37,10 @@ def test_equal_tokens_after_a_different_prefix_have_another_name() -> None:
 def test_output_tokens_count_like_prompt_tokens_and_digests_grow_by_what_is_new() -> None:
     request = Request("r", TOKENS[:5], SamplingParams(), 0.0)
     hasher, found = PageHasher(4), list[bytes]()
-    hasher.extend(request, found, 1)
+    hasher.extend(request, found, [], 1)
     request.output_ids.extend(TOKENS[5:])
-    hasher.extend(request, found, 2)  # this page spans prompt and output
-    hasher.extend(request, found, 3)
+    hasher.extend(request, found, [], 2)  # this page spans prompt and output
+    hasher.extend(request, found, [], 3)
     assert found == digests(TOKENS)
 
 

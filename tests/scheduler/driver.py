@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
@@ -13,18 +14,22 @@ from jaxllm.memory.spec import FullKV
 from jaxllm.scheduler.policies.fcfs import FirstComeFirstServed
 from jaxllm.scheduler.policy import SchedulingPolicy
 from jaxllm.scheduler.scheduler import RequestUpdate, Scheduler
+from jaxllm.scheduler.step_plan import StepPlan
 from jaxllm.scheduler.stop import StopRules
 from jaxllm.types.request import FinishReason, Request, RequestStatus
 from jaxllm.types.sampling import SamplingParams
 from jaxllm.types.step import SchedulerOutput, StepOutput
-from tests.scheduler.paged_device import PagedDevice, prompt_scores, solo_run
+from tests.scheduler.paged_device import VOCABULARY, PagedDevice, continuation, prompt_scores, solo_run
 
 EOS = 7
 
 
-def make_kv(num_pages: int, page_size: int, *, caching: bool = True, num_groups: int = 1) -> KVManager:
+def make_kv(
+    num_pages: int, page_size: int, *, caching: bool = True, partial: bool = True, num_groups: int = 1
+) -> KVManager:
     groups = tuple(KVGroup((i,), FullKV(page_size, 1, 4 * (i + 1))) for i in range(num_groups))
-    return KVManager(KVCachePlan(groups, num_pages, page_size), enable_prefix_caching=caching)
+    plan = KVCachePlan(groups, num_pages, page_size)
+    return KVManager(plan, enable_prefix_caching=caching, enable_partial_page_reuse=partial)
 
 
 class Driver:
@@ -38,6 +43,7 @@ class Driver:
         max_model_len: int = 64,
         chunked: bool = True,
         caching: bool = True,
+        partial: bool = True,
         num_groups: int = 1,
         policy: SchedulingPolicy | None = None,
         max_num_queued_reqs: int | None = None,
@@ -51,7 +57,7 @@ class Driver:
             max_num_queued_reqs=max_num_queued_reqs,
             **limits,
         )
-        self.kv = make_kv(num_pages, page_size, caching=caching, num_groups=num_groups)
+        self.kv = make_kv(num_pages, page_size, caching=caching, partial=partial, num_groups=num_groups)
         stop = StopRules(frozenset({EOS}), max_model_len)
         self.scheduler = Scheduler(self.config, self.kv, policy or FirstComeFirstServed(), stop)
         self.device = PagedDevice(page_size, num_groups)
@@ -65,6 +71,9 @@ class Driver:
         self.num_prompt_computed = 0  # prompt tokens in all plans: what a prompt costs, however it is shared
         self.num_copies = 0  # pages copied for siblings
         self.num_forks = 0  # requests that entered with all of another's prompt but its last token
+        self.num_copied_tokens = 0  # of prompts, found in pages of requests that are no siblings
+        self.num_drafts = 0
+        self.num_accepted = 0
         self.num_steps = 0
         self._known: set[str] = set()  # ids the device was told of and not yet told are finished
         self._by_id: dict[str, Request] = {}
@@ -110,6 +119,19 @@ class Driver:
         other = replace(first.params, prompt_logprobs=None) if first.params.max_tokens != 0 else first.params
         return [first] + [self.add(prompt, other, seed=2 + i, fork_of=first, **extra) for i in range(num - 1)]
 
+    def propose(self, rng: random.Random) -> None:
+        """Drafts for most of those that run, right as far as chance has it."""
+        drafts: dict[str, list[int]] = {}
+        for request in self.scheduler.requests.values():
+            if rng.random() < 0.8:
+                num = rng.randrange(self.config.num_speculative_tokens + 2)
+                keys = {"adapter_id": request.adapter_id, "seed": request.seed}
+                drafts[request.request_id] = continuation(request.token_ids(), num, **keys)
+                if num and rng.random() < 0.7:
+                    wrong = rng.randrange(num)
+                    drafts[request.request_id][wrong] = (drafts[request.request_id][wrong] + 1) % VOCABULARY
+        self.scheduler.propose(drafts)
+
     def plan(self) -> SchedulerOutput | None:
         """Schedule and submit a step."""
         num_preemptions = self.scheduler.num_preemptions
@@ -121,6 +143,8 @@ class Driver:
             assert plan.new == (), "somebody was admitted in a step that preempted"
         self._check_plan(plan)
         output = self.device.run(plan)
+        self.num_drafts += sum(map(len, plan.draft_ids))
+        self.num_accepted += sum(output.num_accepted.values())
         self._check_tables(plan)
         self.submitted.append((plan, output))
         return plan
@@ -145,6 +169,10 @@ class Driver:
             assert start == 1 + len(self.prompt_scores[request]), "a prompt's scores have a gap or come twice"
             assert tuple(columns.token_ids) == request.prompt_ids[start : start + len(columns.values)]
             self.prompt_scores[request].extend(columns.values)
+
+    def preempt(self, request: Request) -> None:
+        """As for want of memory."""
+        self.scheduler._preempt(request, StepPlan(self.kv, self.scheduler._decodes, 0))
 
     def abort(self, *request_ids: str) -> list[Request]:
         return self.scheduler.abort(request_ids)
@@ -191,7 +219,7 @@ class Driver:
         records = (scheduler._forks, scheduler._scores, scheduler._repetition, scheduler._told, self.kv._records)
         assert [len(record) for record in records] == [0] * len(records)
         assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
-        assert len(scheduler._slots) == self.config.max_num_seqs
+        assert len(scheduler._running.slots) == self.config.max_num_seqs
 
     def expected(self, request: Request) -> tuple[tuple[int, ...], FinishReason, int | str | None]:
         return solo_run(
@@ -211,7 +239,8 @@ class Driver:
         if not request.is_finished:
             promised = request.num_tokens + request.num_pending
             num_dropped = request.params.max_tokens == 0  # what is sampled after a prompt that is only scored
-            assert request.num_computed + request.num_in_flight <= promised <= self.max_len + num_dropped
+            assert promised <= self.max_len + num_dropped
+            assert request.num_computed + request.num_in_flight - request.num_placeholders <= promised
             assert request.num_in_flight == 0 or running
 
     def check_result(self, request: Request) -> None:
@@ -268,6 +297,7 @@ class Driver:
         for new in plan.new:
             is_fork = self._by_id[new.request_id].fork_of is not None
             self.num_forks += is_fork and new.num_cached == new.num_prompt_tokens - 1 == len(new.token_ids) - 1
+            self.num_copied_tokens += 0 if is_fork else new.num_cached % self.kv.page_size
 
     def _check_tables(self, plan: SchedulerOutput) -> None:
         for request_id, slot in zip(plan.rows.request_ids, plan.rows.slots.tolist(), strict=True):

@@ -33,6 +33,18 @@ def sampled_token(value: int, seed: int = 0) -> int:
     return ((value + seed * 0x9E3779B97F4A7C15 & _MASK) >> 40) % VOCABULARY
 
 
+def continuation(tokens: Sequence[int], num: int, *, adapter_id: str | None = None, seed: int = 0) -> list[int]:
+    """The next `num` tokens after these, whatever would end the request on the way."""
+    value = root_value(adapter_id)
+    for token in tokens:
+        value = mix(value, token)
+    following: list[int] = []
+    for _ in range(num):
+        following.append(sampled_token(value, seed))
+        value = mix(value, following[-1])
+    return following
+
+
 def score(value: int, token: int) -> float:
     """The log probability of `token` after the one for which `value` is stored."""
     return -float((value >> 20 ^ 977 * token) % 4096) / 8
@@ -128,23 +140,40 @@ class PagedDevice:
         pieces = list(
             zip(rows.request_ids, rows.slots.tolist(), rows.starts.tolist(), rows.num_tokens.tolist(), strict=True)
         )
+        assert len(plan.draft_ids) in (0, len(pieces))
+        drafts = plan.draft_ids or ((),) * len(pieces)
         self._check_nobody_writes_what_another_reads(pieces)
-        for request_id, slot, start, num_tokens in pieces:
+        for (request_id, slot, start, num_tokens), draft_ids in zip(pieces, drafts, strict=True):
             assert self.slots[slot].new.request_id == request_id
             self._check_history(slot, start)
-            self._compute(slot, start, num_tokens)
+            self._compute(slot, start, num_tokens, draft_ids)
         output = StepOutput(plan.step_id, {})
-        for (request_id, slot, start, num), samples in zip(pieces, rows.samples.tolist(), strict=True):
-            new = self.slots[slot].new
+        for piece, draft_ids, samples in zip(pieces, drafts, rows.samples.tolist(), strict=True):
+            request_id, slot, start, num = piece
             if samples:
-                value = self._load(0, slot, start + num - 1)
-                token = sampled_token(value, new.seed)
-                self.slots[slot].last = (start + num, token)
-                output.tokens[request_id] = (token,)
-                if new.params.logprobs is not None:
-                    output.logprobs[request_id] = _columns([token], [score(value, token)])
+                self._sample(request_id, slot, start + num - len(draft_ids), draft_ids, output)
+            assert samples or not draft_ids
             self._score(slot, start, start + num, output)
         return output
+
+    def _sample(self, request_id: str, slot: int, end: int, draft_ids: tuple[int, ...], output: StepOutput) -> None:
+        """The token at `end`, and those after it as long as the drafts, which stand there, are right."""
+        row = self.slots[slot]
+        tokens: list[int] = []
+        scores: list[float] = []
+        for draft in (*draft_ids, None):
+            value = self._load(0, slot, end - 1 + len(tokens))
+            tokens.append(sampled_token(value, row.new.seed))
+            scores.append(score(value, tokens[-1]))
+            if tokens[-1] != draft:
+                break
+        del row.history[end + len(tokens) - 1 :]
+        row.last = (end + len(tokens) - 1, tokens[-1])
+        output.tokens[request_id] = tuple(tokens)
+        if draft_ids:
+            output.num_accepted[request_id] = len(tokens) - 1
+        if row.new.params.logprobs is not None:
+            output.logprobs[request_id] = _columns(tokens, scores)
 
     def _score(self, slot: int, start: int, end: int, output: StepOutput) -> None:
         new = self.slots[slot].new
@@ -202,12 +231,14 @@ class PagedDevice:
         for group in range(self.num_groups):
             assert [self._load(group, slot, position) for position in range(start)] == history
 
-    def _compute(self, slot: int, start: int, num_tokens: int) -> None:
+    def _compute(self, slot: int, start: int, num_tokens: int, draft_ids: tuple[int, ...]) -> None:
         row = self.slots[slot]
+        drafts = dict(enumerate(draft_ids, start + num_tokens - len(draft_ids)))
         for position in range(start, start + num_tokens):
+            token = drafts[position] if position in drafts else row.token_at(position)
             for group in range(self.num_groups):
                 before = self._load(group, slot, position - 1) if position else row.root
-                self.memory[self._place(group, slot, position)] = value = mix(before, row.token_at(position))
+                self.memory[self._place(group, slot, position)] = value = mix(before, token)
             row.history.append(value)
 
     def _load(self, group: int, slot: int, position: int) -> int:

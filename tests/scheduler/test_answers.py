@@ -149,8 +149,8 @@ def test_log_probabilities_that_are_missing_are_an_executor_fault() -> None:
     plan, output = driver.submitted.popleft()
     step = driver.scheduler._in_flight[0]
     for broken, message in (
-        (replace(output, logprobs={}), "logprobs=None for request r0; accepted: log probabilities at one position"),
-        (replace(output, logprobs={"r0": columns(1, 2)}), "accepted: log probabilities at one position"),
+        (replace(output, logprobs={}), "logprobs=None for request r0; accepted: log probabilities at positions: 1"),
+        (replace(output, logprobs={"r0": columns(1, 2)}), "accepted: log probabilities at positions: 1"),
         (replace(output, prompt_logprobs={}), "prompt_logprobs=None .* of the 4 prompt tokens from position 1 on"),
         (replace(output, prompt_logprobs={"r0": PromptLogprobs(1, columns(1, 2, 3))}), "the 4 prompt tokens"),
         (replace(output, prompt_logprobs={"r0": PromptLogprobs(2, columns(1, 2, 3, 4))}), "the 4 prompt tokens"),

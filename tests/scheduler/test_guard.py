@@ -89,7 +89,7 @@ def test_ill_behaved_policies_do_no_harm(seed: int) -> None:
     policy = GuardedPolicy(Misbehaving(**chosen))
     driver = Driver(policy=policy, num_pages=9, max_num_seqs=3)
     run(driver, rng, 40)
-    driver.scheduler._policy = GuardedPolicy(FirstComeFirstServed())
+    policy._policy = FirstComeFirstServed()
     driver.drain()
     driver.retire()
     assert driver.all == []

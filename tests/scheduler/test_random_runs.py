@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from jaxllm.errors import CapacityError
 from jaxllm.scheduler.registry import BUILT_IN, create_policy
@@ -56,6 +63,8 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
         family = random_request(driver, rng)
         if rng.random() < 0.05:
             driver.abort(rng.choice(family).request_id)
+    if driver.config.num_speculative_tokens:
+        driver.propose(rng)
     if len(driver.submitted) < 2:
         driver.plan()
     if driver.submitted and (len(driver.submitted) == 2 or rng.random() < 0.5):
@@ -75,10 +84,11 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
         (3, 4000, {"caching": False, "max_num_batched_tokens": 7, "max_num_seqs": 6}),
         (4, 4000, {"chunked": False, "max_num_batched_tokens": 45, "max_model_len": 45, "max_num_seqs": 8}),
         (5, 4000, {"page_size": 1, "num_pages": 40, "max_num_seqs": 6}),
+        (6, 4000, {"num_speculative_tokens": 4, "max_num_seqs": 6}),
     ],
 )
 def test_thousands_of_steps_over_a_tight_pool(seed: int, num_steps: int, options: dict[str, int]) -> None:
-    """24,000 steps in all, about 2,300 preemptions, 0 to 2 steps in flight."""
+    """28,000 steps in all, thousands of preemptions, 0 to 2 steps in flight."""
     run_randomly(seed, num_steps, options)
 
 
@@ -101,6 +111,7 @@ def test_a_hundred_thousand_steps_over_tight_pools_of_many_shapes(seed: int) -> 
         "max_num_seqs": rng.randrange(3, 9),
         "max_num_batched_tokens": rng.randrange(5, 30),
         "caching": seed % 2 == 0,
+        "num_speculative_tokens": max(0, seed % 5 - 1),
     }
     run_randomly(seed, 10_000, options)
 
@@ -119,11 +130,19 @@ def run_randomly(seed: int, num_steps: int, options: dict[str, Any]) -> None:
     assert driver.scheduler.num_preemptions > num_steps // 15
     assert driver.num_forks > num_steps // 80 and (driver.num_copies > 0) == (options.get("page_size", 4) > 1)
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
-    assert (driver.scheduler.prefix_hits > 0) == options.get("caching", True)
+    is_cached = options.get("caching", True)
+    assert (driver.scheduler.prefix_hits > 0) == is_cached
+    if num_steps >= 4000:  # among fewer it may never come to that
+        assert (driver.num_copied_tokens > 0) == (is_cached and options.get("page_size", 4) > 1)
+    is_speculative = options.get("num_speculative_tokens", 0) > 0
+    assert (driver.num_accepted > 0) == (driver.num_drafts > driver.num_accepted) == is_speculative
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Hypothesis chooses pool, budgets and the order of events, and shrinks what fails."""
+    """Hypothesis chooses pool, budgets, policy and the order of events, and shrinks what fails."""
+
+    num_rules = 0  # of all runs together
+    num_copies = num_accepted = num_rejected = num_preemptions = 0
 
     @initialize(
         page_size=st.integers(1, 4),
@@ -133,6 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         caching=st.booleans(),
         num_groups=st.integers(1, 2),
+        policy=st.sampled_from(tuple(BUILT_IN)),
+        num_speculative_tokens=st.sampled_from((0, 0, 1, 3)),
+        in_batch_prefix_sharing=st.booleans(),
     )
     def start(
         self,
@@ -143,6 +165,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         caching: bool,
         num_groups: int,
+        policy: str,
+        num_speculative_tokens: int,
+        in_batch_prefix_sharing: bool,
     ) -> None:
         max_model_len = 24
         self.driver = Driver(
@@ -154,6 +179,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             chunked=chunked,
             caching=caching,
             num_groups=num_groups,
+            policy=create_policy(policy),
+            num_speculative_tokens=num_speculative_tokens,
+            in_batch_prefix_sharing=in_batch_prefix_sharing,
         )
 
     @rule(
@@ -168,6 +196,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from((None, "a")),
         scores=st.sampled_from((None, None, 0)),
         num=st.sampled_from((1, 1, 2, 3, 4)),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from((None, "b")),
+        retention=st.sampled_from(((35, None), (0, None), (90, None), (90, 5))),
+        deadline_s=st.sampled_from((None, None, 20.0)),
     )
     def add(
         self,
@@ -182,6 +214,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt: str | None,
         scores: int | None,
         num: int,
+        priority: int,
+        tenant: str | None,
+        retention: tuple[int, int | None],
+        deadline_s: float | None,
     ) -> None:
         prompt = prefix[:num_shared] + tuple(tail)
         params = SamplingParams(
@@ -196,21 +232,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             with pytest.raises(CapacityError):
                 self.driver.add(prompt, params)
         else:
-            self.driver.add_family(num, prompt, params, adapter_id=adapter_id, cache_salt=cache_salt)
+            level, num_tokens = retention
+            service = ServiceParams(
+                tenant=tenant, retention_priority=level, retention_tokens=num_tokens, deadline_s=deadline_s
+            )
+            keys = {"adapter_id": adapter_id, "cache_salt": cache_salt, "priority": priority, "service": service}
+            self.driver.add_family(num, prompt, params, arrival_s=float(self.driver.num_steps), **keys)
 
     @precondition(lambda self: len(self.driver.submitted) < 2)
-    @rule()
-    def plan_and_submit(self) -> None:
+    @rule(drafts=st.none() | st.integers(0, 99))
+    def plan_and_submit(self, drafts: int | None) -> None:
+        if drafts is not None:
+            self.driver.propose(random.Random(drafts))
         self.driver.plan()
+
+    @rule()
+    def expire(self) -> None:
+        self.driver.scheduler.expire(float(self.driver.num_steps))
 
     @precondition(lambda self: len(self.driver.submitted) > 0)
     @rule()
     def collect(self) -> None:
         self.driver.collect()
 
-    @rule(num=st.integers(1, 8))
-    def run_overlapped(self, num: int) -> None:
+    @rule(num=st.integers(1, 8), drafts=st.integers(0, 99))
+    def run_overlapped(self, num: int, drafts: int) -> None:
         for _ in range(num):
+            self.driver.propose(random.Random(drafts))
             if (self.driver.plan() is None or len(self.driver.submitted) > 1) and self.driver.submitted:
                 self.driver.collect()
         while len(self.driver.submitted) > 1:
@@ -228,22 +276,34 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
+        SchedulerMachine.num_rules += 1
         if hasattr(self, "driver"):
             self.driver.check()
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
-            self.driver.drain()
-            self.driver.retire()
-            assert self.driver.all == []
+            driver = self.driver
+            driver.drain()
+            driver.retire()
+            assert driver.all == []
+            SchedulerMachine.num_copies += driver.num_copied_tokens
+            SchedulerMachine.num_accepted += driver.num_accepted
+            SchedulerMachine.num_rejected += driver.num_drafts - driver.num_accepted
+            SchedulerMachine.num_preemptions += driver.scheduler.num_preemptions
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=100,
-    stateful_step_count=35,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@pytest.mark.parametrize("num_rules", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_no_order_of_events_loses_a_page_a_token_or_a_request(num_rules: int) -> None:
+    SchedulerMachine.num_rules = 0
+    examples = settings(
+        max_examples=num_rules // 40,
+        stateful_step_count=50,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(SchedulerMachine, settings=examples)
+    machine = SchedulerMachine
+    assert machine.num_rules >= num_rules
+    assert min(machine.num_copies, machine.num_accepted, machine.num_rejected, machine.num_preemptions) > 0

@@ -140,9 +140,17 @@ def test_a_request_is_told_whole_on_entry_and_by_its_new_pages_later() -> None:
 # Prefix cache
 
 
-@pytest.mark.parametrize(("num_tokens", "cached"), [(15, 0), (16, 0), (17, 16), (32, 16)])
-def test_sch_04_a_prompt_sent_twice_gives_the_same_with_its_whole_pages_cached(num_tokens: int, cached: int) -> None:
-    driver = Driver(page_size=16, num_pages=20)
+@pytest.mark.parametrize(
+    ("num_tokens", "cached", "cached_longer", "partial"),
+    [
+        *[(15, 0, 0, False), (16, 0, 16, False), (17, 16, 16, False), (32, 16, 32, False)],
+        *[(15, 14, 15, True), (16, 15, 16, True), (17, 16, 16, True), (32, 31, 32, True)],  # one token: not worth it
+    ],
+)
+def test_sch_04_a_prompt_sent_twice_gives_the_same_from_the_cache(
+    num_tokens: int, cached: int, cached_longer: int, partial: bool
+) -> None:
+    driver = Driver(page_size=16, num_pages=20, partial=partial)
     first = driver.add(prompt(num_tokens), lasting(20))
     driver.drain()
     second = driver.add(prompt(num_tokens), lasting(20))
@@ -150,7 +158,7 @@ def test_sch_04_a_prompt_sent_twice_gives_the_same_with_its_whole_pages_cached(n
     plan = driver.plan()
     assert plan is not None and plan.new[0].num_cached == second.num_cached == cached
     driver.drain()
-    assert longer.num_cached == num_tokens // 16 * 16
+    assert longer.num_cached == cached_longer
     assert first.output_ids == second.output_ids
     driver.retire()
 
@@ -160,7 +168,7 @@ def test_prefix_counters_count_tokens_once_a_request() -> None:
     for _ in range(2):
         driver.add(prompt(10), lasting(3))
         driver.drain()
-    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (20, 8)
+    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (20, 9)  # of the last page one is copied
 
 
 # Admission and preemption
