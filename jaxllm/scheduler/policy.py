@@ -26,6 +26,7 @@ class SchedulerView:
     token_cap: int  # max_num_batched_tokens
     cached_prefix: Callable[[Request], int]  # tokens of a waiting request that are cached now
     pending_prefix: Callable[[Request], int] = _nothing_pending  # tokens behind those that others will compute
+    waiting_version: int | None = None  # the same as long as `waiting` is the same; None: not known
 
 
 class SchedulingPolicy(Protocol):

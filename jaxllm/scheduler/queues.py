@@ -12,10 +12,11 @@ from jaxllm.types.request import Request
 class WaitingQueue:
     """Requests in order of arrival, preempted ones in front. Each operation is O(1)."""
 
-    __slots__ = ("_requests", "num_prompt_tokens")
+    __slots__ = ("_requests", "num_changes", "num_prompt_tokens")
 
     def __init__(self) -> None:
         self._requests: OrderedDict[Request, Request] = OrderedDict()
+        self.num_changes = 0
         self.num_prompt_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
@@ -30,16 +31,19 @@ class WaitingQueue:
 
     def push_back(self, request: Request) -> None:
         self._requests[request] = request
+        self.num_changes += 1
         self.num_prompt_tokens += request.num_prompt_tokens
 
     def push_front(self, request: Request) -> None:
         self._requests[request] = request
         self._requests.move_to_end(request, last=False)
+        self.num_changes += 1
         self.num_prompt_tokens += request.num_prompt_tokens
 
     def remove(self, requests: Iterable[Request]) -> None:
         for request in requests:
             del self._requests[request]
+            self.num_changes += 1
             self.num_prompt_tokens -= request.num_prompt_tokens
 
 

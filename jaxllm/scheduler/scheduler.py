@@ -313,6 +313,7 @@ class Scheduler:
             token_cap=self._config.max_num_batched_tokens,
             cached_prefix=self._kv.match_prefix,
             pending_prefix=self._kv.pending_prefix,
+            waiting_version=self._waiting.num_changes,
         )
 
     # Results

@@ -17,23 +17,20 @@ Tenant = str | None
 class Fair(FirstComeFirstServed):
     """Deficit round robin (Shreedhar and Varghese, 1995) over the tokens that each tenant was served.
 
-    What a tenant's running requests compute, prompt and output, is taken from its credit. Whose credit is
-    above 0 may start a request, tenants in turn; if nobody's is, all who wait are given `quantum_tokens`,
-    as often as it takes. A tenant without requests is forgotten, so credit is not saved up. Requests
+    What a tenant's requests compute, prompt and output, is taken from its credit, as often as somebody is
+    to be chosen. Whose credit is above 0 may start a request, tenants in turn; if nobody's is, all who wait
+    are given `quantum_tokens`, as often as it takes. A tenant without requests is forgotten, so credit is not saved up. Requests
     without a tenant are one tenant together. Inside a tenant: first come, first served.
     """
 
     def __init__(self, quantum_tokens: float = 512) -> None:
         self._quantum = positive("quantum_tokens", quantum_tokens)
         self._credit: dict[Tenant, float] = {}  # in the order of their turns
-        self._computed: dict[Request, int] = {}  # of each running request, as last seen
-
-    def token_budget(self, view: SchedulerView) -> int:
-        self._charge(view)
-        return view.token_cap
+        self._computed: dict[Request, int] = {}  # of each request that may have computed since, as last seen
 
     def order(self, view: SchedulerView) -> Iterator[Request]:
         """What an admitted request will compute of its prompt counts against its tenant at once."""
+        self._charge(view)
         queues: dict[Tenant, deque[Request]] = {}
         for request in view.waiting:
             queues.setdefault(request.service.tenant, deque()).append(request)
@@ -45,6 +42,7 @@ class Fair(FirstComeFirstServed):
             if not queues[tenant]:
                 del queues[tenant]
             spent[tenant] += request.num_tokens
+            self._computed.setdefault(request, -1)  # it may have ended when somebody is chosen next
             yield request
 
     def _next(self, queues: dict[Tenant, deque[Request]], spent: dict[Tenant, float]) -> Tenant:
@@ -67,13 +65,14 @@ class Fair(FirstComeFirstServed):
             del self._credit[tenant]
 
     def _charge(self, view: SchedulerView) -> None:
-        """Take what was computed since the last step from the credit of its tenants."""
-        before = self._computed
-        self._computed = {}
-        for request in view.running:
-            num_computed = request.num_computed + request.num_in_flight
-            served = num_computed - before.get(request, request.num_cached)
-            self._computed[request] = num_computed
+        """Take what was computed since the last time from the credit of its tenants."""
+        for request, before in self._computed.items():
+            served = _computed(request) - (request.num_cached if before < 0 else before)
             tenant = request.service.tenant
             if tenant in self._credit and served > 0:
                 self._credit[tenant] -= served
+        self._computed = {request: _computed(request) for request in view.running}
+
+
+def _computed(request: Request) -> int:
+    return request.num_computed + request.num_in_flight - request.num_placeholders

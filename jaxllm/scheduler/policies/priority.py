@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jaxllm.scheduler.policies.ranked import Ranked, positive
+from jaxllm.scheduler.policies.ranked import FixedRanked, positive
 from jaxllm.scheduler.policy import SchedulerView
 from jaxllm.types.request import Request
 
 
-class Priority(Ranked):
+class Priority(FixedRanked):
     """Lower `priority` first, and at the cost of a running one of higher number; equal ones as they arrive.
 
     A priority is worth `ageing_s` seconds of waiting: rank = arrival + priority × ageing_s. Ranks never
@@ -17,6 +17,7 @@ class Priority(Ranked):
     """
 
     def __init__(self, ageing_s: float = 60.0) -> None:
+        super().__init__()
         self._ageing_s = positive("ageing_s", ageing_s)
 
     def rank(self, request: Request, view: SchedulerView) -> float:

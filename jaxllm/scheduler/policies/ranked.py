@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxllm.scheduler.policies.fcfs import FirstComeFirstServed
 from jaxllm.scheduler.policy import SchedulerView
@@ -29,6 +29,27 @@ class Ranked(FirstComeFirstServed):
     def victim(self, view: SchedulerView, needing: Request) -> Request:
         ranks = [(self.rank(request, view), place) for place, request in enumerate(view.running)]
         return view.running[max(ranks)[1]]
+
+
+class FixedRanked(Ranked):
+    """Ranks that are the same at all times: who is first is worked out anew only when somebody comes or goes."""
+
+    def __init__(self) -> None:
+        self._sorted: list[Request] = []
+        self._version: int | None = None  # of the queue that is sorted
+        self._worst: Request | None = None
+        self._running: Sequence[Request] = ()  # among whom it is the worst
+
+    def order(self, view: SchedulerView) -> Iterator[Request]:
+        if view.waiting_version is None or view.waiting_version != self._version:
+            self._sorted = sorted(view.waiting, key=lambda request: self.rank(request, view))
+            self._version = view.waiting_version
+        return iter(self._sorted)
+
+    def victim(self, view: SchedulerView, needing: Request) -> Request:
+        if self._worst is None or view.running is not self._running:  # the scheduler's tuple: another if it changes
+            self._worst, self._running = super().victim(view, needing), view.running
+        return self._worst
 
 
 def positive(name: str, value: object) -> float:

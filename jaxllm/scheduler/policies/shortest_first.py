@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jaxllm.scheduler.policies.ranked import Ranked, positive
+from jaxllm.scheduler.policies.ranked import FixedRanked, positive
 from jaxllm.scheduler.policy import SchedulerView
 from jaxllm.types.request import Request
 
 
-class ShortestFirst(Ranked):
+class ShortestFirst(FixedRanked):
     """Those with the fewest tokens left to compute first: mean completion time is least.
 
     Output tokens are those that the request predicts (`predicted_tokens`), else its max_tokens, else
@@ -17,6 +17,7 @@ class ShortestFirst(Ranked):
     """
 
     def __init__(self, default_tokens: float = 256, ageing_tokens_per_s: float = 20.0) -> None:
+        super().__init__()
         self._default_tokens = positive("default_tokens", default_tokens)
         self._ageing = positive("ageing_tokens_per_s", ageing_tokens_per_s)
 

@@ -97,6 +97,23 @@ def test_fair_serves_tenants_alike_though_one_asks_for_ten_times_as_much() -> No
     assert jain(shares(Fair(quantum_tokens=32))) >= 0.95
 
 
+def test_fair_charges_what_ended_before_somebody_was_chosen_again() -> None:
+    policy = Fair()
+    driver = Driver(policy=policy, num_pages=40, max_num_seqs=2)
+    driver.add((1,) * 4, exactly(20), service=ServiceParams(tenant="long"))
+    driver.add((2,) * 4, exactly(3), service=ServiceParams(tenant="short"))
+    driver.step()
+    before = dict(policy._credit)
+    for _ in range(6):
+        driver.step()  # nobody waits, so nobody is chosen, while one of them ends
+    assert policy._credit == before
+    driver.add((3,) * 4, exactly(3), service=ServiceParams(tenant="short"))
+    driver.plan()
+    assert before["short"] - policy._credit["short"] == 4 + 3 - 1  # the last token is not computed
+    assert before["long"] - policy._credit["long"] == 4 + 7 - 1
+    driver.drain()
+
+
 def test_fair_forgets_tenants_that_left() -> None:
     policy = Fair()
     driver = Driver(policy=policy, num_pages=40)
