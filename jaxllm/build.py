@@ -18,6 +18,8 @@ from jaxllm.config.checkpoint import (
 )
 from jaxllm.config.engine import Backend, CacheConfig, ConfigParts, EngineArgs, json_object, to_parts
 from jaxllm.config.env import read_environment
+from jaxllm.engine.kv_events import KVEventPublisher, kinds_of
+from jaxllm.engine.kv_publisher import ZmqPublisher, check_endpoints
 from jaxllm.engine.parts import CoreParts, EngineParts
 from jaxllm.engine.trace import Header, TraceRecorder, trace_path
 from jaxllm.engine.trace_file import FileRecorder, check_writable
@@ -86,6 +88,8 @@ def build_parts(
     create_policy(args.scheduling_policy, options)  # first: a wrong name costs no time
     if args.record_trace is not None:
         check_writable(trace_path(args.record_trace, 0))
+    if args.kv_events is not None:
+        check_endpoints(args.kv_events, args.data_parallel_size)
     processors = _checked_processors(logits_processors)
     if args.scripted_file is not None:
         return _build_scripted(args, args.scripted_file, processors, report)
@@ -299,6 +303,7 @@ def _core(
         plan,
         enable_prefix_caching=parts.cache.enable_prefix_caching,
         enable_partial_page_reuse=parts.cache.enable_partial_page_reuse,
+        events=args.kv_events is not None,
     )
     stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
     policy: Any = create_policy(args.scheduling_policy, parts.scheduler.policy_options)
@@ -306,7 +311,11 @@ def _core(
     if args.record_trace is not None:
         header = Header(parts.scheduler, parts.cache, plan, tuple(sorted(checkpoint.eos_ids)))
         trace = FileRecorder(trace_path(args.record_trace, number), header)
-    return CoreParts(executor=executor, scheduler=Scheduler(parts.scheduler, kv, policy, stop), kv=kv, trace=trace)
+    kv_events: KVEventPublisher | None = None
+    if args.kv_events is not None:
+        kv_events = ZmqPublisher(args.kv_events, kinds_of(plan), number)
+    scheduler = Scheduler(parts.scheduler, kv, policy, stop)
+    return CoreParts(executor=executor, scheduler=scheduler, kv=kv, trace=trace, kv_events=kv_events)
 
 
 def _assemble(
@@ -323,6 +332,7 @@ def _assemble(
         scheduler=first.scheduler,
         kv=first.kv,
         trace=first.trace,
+        kv_events=first.kv_events,
         more_cores=tuple(others),
         tokenizer=checkpoint.tokenizer,
         max_model_len=parts.scheduler.max_model_len,

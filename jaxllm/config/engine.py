@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from jaxllm.config.fields import check_settings, setting
+from jaxllm.config.kv_events import KVEventsConfig
 from jaxllm.config.model import ModelConfig
 from jaxllm.errors import ConfigError
 
@@ -167,7 +168,9 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = setting(True, "find computed pages of equal prompt beginnings again")
     enable_partial_page_reuse: bool = setting(True, "copy the beginning of a cached page that ends differently")
-    kv_events_config: str | None = setting(None, "publish pages stored and removed, JSON", served=False)
+    kv_events_config: str | None = setting(
+        None, 'publish what enters and leaves the prefix cache, JSON such as {"enable_kv_cache_events": true}'
+    )
 
     attention_implementation: str | None = setting(None, "attention kernel; default: the best that runs here")
     executor: str = setting("device", "device, or scripted:FILE.json for a stand-in without a model")
@@ -195,6 +198,7 @@ class EngineArgs:
             _in_range(self, name, 1)
         _in_range(self, "long_prefill_token_threshold", 0, _INT32_MAX)
         json_object("scheduling_policy_options", self.scheduling_policy_options)
+        _check_kv_events(self)
         _in_range(self, "max_logprobs", -1, _INT32_MAX)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _in_range(self, name, 1, _INT32_MAX)
@@ -209,6 +213,16 @@ class EngineArgs:
     def scripted_file(self) -> str | None:
         """The script of the stand-in executor; None when a model runs."""
         return self.executor.removeprefix("scripted:") if self.executor.startswith("scripted:") else None
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """How KV events are published; None where they are not.
+
+        Raises:
+            ConfigError: `kv_events_config` is wrong.
+        """
+        config = KVEventsConfig.of(json_object("kv_events_config", self.kv_events_config))
+        return config if config.is_on else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +375,11 @@ def _in_range(config: object, name: str, low: float, high: float = float("inf"),
 def _check_page_size(page_size: int | None) -> None:
     if page_size is not None and not 1 <= page_size <= 1024:
         raise ConfigError(f"page_size={page_size} is out of range; accepted: 1 to 1024")
+
+
+def _check_kv_events(args: EngineArgs) -> None:
+    if args.kv_events is not None and not args.enable_prefix_caching:
+        raise ConfigError("kv_events_config tells of the prefix cache; accepted with enable_prefix_caching alone")
 
 
 def _check_shares(args: EngineArgs) -> None:

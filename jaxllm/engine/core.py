@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jaxllm.engine.clock import Clock
 from jaxllm.engine.executor import Executor, Ticket
+from jaxllm.engine.kv_events import KVEventPublisher
 from jaxllm.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -47,16 +48,21 @@ class EngineCore:
         heartbeat: Heartbeat | None = None,
         phases: PhaseClock | None = None,
         trace: TraceRecorder | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
-        """`phases`: what the front end spends, counted in the steps it belongs to. `trace` is closed with the core."""
+        """`phases`: what the front end spends, counted in the steps it belongs to.
+
+        `trace` and `kv_events` are closed with the core.
+        """
         self._executor = executor
         self._scheduler = scheduler
-        self._kv = kv  # read for statistics; the scheduler owns it
+        self._kv = kv  # read for statistics and events; the scheduler owns it
         self._clock = clock
         self._max_left_in_flight = 1 if async_scheduling else 0
         self._heartbeat = heartbeat or Heartbeat(clock)
         self.recorder = StepRecorder(phases)
         self._trace = trace
+        self._kv_events = kv_events
         self._in_flight: deque[tuple[SchedulerOutput, Ticket, StepTimes]] = deque()
         self._num_steps = 0
         self._is_stalled = False
@@ -109,7 +115,9 @@ class EngineCore:
             return None
         if self._trace is not None:
             self._trace.cache_reset()
-        return self._kv.reset_prefix_cache()
+        is_done = self._kv.reset_prefix_cache()
+        self._publish()
+        return is_done
 
     def step(self) -> StepDeltas | None:
         """Plan and start a step if there is one to plan; collect the oldest if that is due.
@@ -128,9 +136,11 @@ class EngineCore:
             self._heartbeat.beat()
             ticket = self._executor.submit(plan)
             self._in_flight.append((plan, ticket, StepTimes(started_s, planned_s, time.perf_counter(), ticket.build_s)))
+        self._publish()  # before a step is waited for: what is planned can be shared already
         self._is_stalled = plan is None and not self._in_flight
         due = len(self._in_flight) > (self._max_left_in_flight if plan is not None else 0)
         collected = self._collect_oldest() if due else None
+        self._publish()
         return _with_expired(expired, collected or StepDeltas((), self.stats())) if expired else collected
 
     def stats(self) -> CoreStats:
@@ -161,7 +171,16 @@ class EngineCore:
     def close(self) -> None:
         if self._trace is not None:
             self._trace.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
         self._executor.close()
+
+    def _publish(self) -> None:
+        if self._kv_events is None:
+            return
+        events = self._kv.take_events()
+        if events:
+            self._kv_events.publish(events)
 
     def _collect_oldest(self) -> StepDeltas:
         plan, ticket, times = self._in_flight.popleft()

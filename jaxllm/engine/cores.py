@@ -44,6 +44,7 @@ class RunningCore:
             heartbeat=heartbeat,
             phases=phases,
             trace=parts.trace,
+            kv_events=parts.kv_events,
         )
         self.recorder = core.recorder
         self.thread = CoreThread(core, self.transport, heartbeat)
@@ -56,7 +57,13 @@ class Cores:
 
     def __init__(self, parts: EngineParts, clock: Clock, phases: PhaseClock | None = None) -> None:
         """`phases`: what the front end spends, to be counted in the cores' steps."""
-        first = CoreParts(executor=parts.executor, scheduler=parts.scheduler, kv=parts.kv, trace=parts.trace)
+        first = CoreParts(
+            executor=parts.executor,
+            scheduler=parts.scheduler,
+            kv=parts.kv,
+            trace=parts.trace,
+            kv_events=parts.kv_events,
+        )
         self._ready = threading.Condition()
         self.all = [RunningCore(each, parts, clock, self._ready, phases) for each in (first, *parts.more_cores)]
         self._inboxes = [core.transport.to_front for core in self.all]

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxllm.config.engine import LogprobsMode
 from jaxllm.engine.executor import Executor
+from jaxllm.engine.kv_events import KVEventPublisher
 from jaxllm.engine.profiler import NoProfiler, Profiler
 from jaxllm.engine.trace import TraceRecorder
 from jaxllm.engine.watchdog import DEFAULT_WATCHDOG_S
@@ -24,6 +25,7 @@ class CoreParts:
     scheduler: Scheduler
     kv: KVManager  # the scheduler's own, for statistics
     trace: TraceRecorder | None = None
+    kv_events: KVEventPublisher | None = None  # then `kv` keeps events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class EngineParts:
     scheduler: Scheduler
     kv: KVManager  # the scheduler's own, for statistics
     trace: TraceRecorder | None = None
+    kv_events: KVEventPublisher | None = None  # then `kv` keeps events
     more_cores: tuple[CoreParts, ...] = ()  # further copies of the model, each with requests of its own
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and output together

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from jaxllm.memory.beginnings import PageBeginnings
+from jaxllm.memory.event_log import KVEventLog
 from jaxllm.memory.group import rules_for
 from jaxllm.memory.page_pool import NULL_PAGE, PagePool
 from jaxllm.memory.plan import KVCachePlan
 from jaxllm.memory.prefix import PageHasher
+from jaxllm.types.kv_events import KVEvent
 from jaxllm.types.request import Request
 
 NewPages = tuple[tuple[tuple[int, int], ...], ...]  # by group: (index in the page table, page id)
@@ -37,14 +40,24 @@ class KVManager:
     """
 
     def __init__(
-        self, plan: KVCachePlan, *, enable_prefix_caching: bool, enable_partial_page_reuse: bool = True
+        self,
+        plan: KVCachePlan,
+        *,
+        enable_prefix_caching: bool,
+        enable_partial_page_reuse: bool = True,
+        events: bool = False,
     ) -> None:
+        """`events`: keep what `take_events` hands over. Somebody must take it then, since it grows."""
         self.page_size = plan.page_size
         self.num_pages = plan.num_pages
         self.capacity_tokens = plan.capacity_tokens  # most tokens one request can have in pages
         self._caching = enable_prefix_caching
         self._rules = tuple(rules_for(group.spec) for group in plan.groups)
-        self._pools = tuple(PagePool(plan.num_pages) for _ in plan.groups)
+        self._events = log = KVEventLog(plan.page_size) if events else None
+        self._pools = tuple(
+            PagePool(plan.num_pages, None if log is None else partial(log.removed, group))
+            for group in range(len(plan.groups))
+        )
         self._hasher = PageHasher(plan.page_size)
         is_partial = enable_prefix_caching and enable_partial_page_reuse and plan.page_size > 1
         self._beginnings = PageBeginnings(plan.page_size, plan.num_pages, self._is_cached) if is_partial else None
@@ -217,6 +230,8 @@ class KVManager:
         digests = record.digests
         if len(digests) < num_full:
             self._hasher.extend(request, digests, record.contents, num_full)
+        if self._events is not None:
+            self._log_stored(self._events, request, digests, first, num_full)
         for group, pool in enumerate(self._pools):
             pool.index(request.pages[group], digests, first, num_full)
         if self._beginnings is not None:
@@ -224,6 +239,11 @@ class KVManager:
         if record.num_pending > first:
             self._settle(record, first, num_full)
         record.num_indexed = num_full
+
+    def _log_stored(self, log: KVEventLog, request: Request, digests: list[bytes], first: int, end: int) -> None:
+        """To be called before these pages are indexed: a digest that another page has is no news."""
+        for group, pool in enumerate(self._pools):
+            log.stored(group, request, digests, [n for n in range(first, end) if pool.find(digests[n]) is None])
 
     def _settle(self, record: _Record, first: int, end: int) -> None:
         """Pages `first` to `end` - 1 are no longer going to be filled: they are, or never will be."""
@@ -256,7 +276,13 @@ class KVManager:
             return False
         for pool in self._pools:
             pool.evict(range(NULL_PAGE + 1, pool.num_pages))
+        if self._events is not None:
+            self._events.cleared()
         return True
+
+    def take_events(self) -> list[KVEvent]:
+        """What changed in the prefix cache since the last call; nothing unless made with `events`."""
+        return [] if self._events is None else self._events.take()
 
     def check(self) -> None:
         """Raise RuntimeError unless every page is in one state and held by exactly who counts for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 from jaxllm.errors import CapacityError
@@ -31,12 +31,14 @@ class PagePool:
     not merged, since page tables only grow; the one indexed first is found first.
     """
 
-    __slots__ = ("_digests", "_free", "_index", "_kept", "_levels", "_num_blank", "_refs", "_twins")
+    __slots__ = ("_digests", "_free", "_index", "_kept", "_levels", "_num_blank", "_on_forget", "_refs", "_twins")
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, on_forget: Callable[[bytes], None] | None = None) -> None:
+        """`on_forget` hears of each digest that no page is found by any more."""
         if num_pages < 2:
             raise CapacityError(f"num_pages={num_pages} leaves no page to give out; accepted: at least 2")
         self._free = FreeList(num_pages)  # blank pages in front, then the cached ones of the default level
+        self._on_forget = on_forget
         self._num_blank = num_pages - 1
         self._kept: dict[int, OrderedDict[int, None]] = {}  # cached pages of other levels; none is empty
         self._levels: dict[int, int] = {}  # of the pages in there
@@ -206,6 +208,8 @@ class PagePool:
         twins = self._twins.get(digest)
         if twins is None:
             del self._index[digest]
+            if self._on_forget is not None:
+                self._on_forget(digest)
             return
         if self._index[digest] == page:
             self._index[digest] = first = next(iter(twins))
