@@ -188,7 +188,7 @@ def _open(zmq: Any, context: Any, kind: int, name: str, address: str, hwm: int) 
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise ConfigError(
-            f"kv_events_config: {name}={address!r} cannot be opened: {error.strerror}; "
+            f"kv_events_config: {name}={address!r} cannot be opened: {zmq.strerror(error.errno)}; "
             "accepted: an address that nothing else uses, and as many counted up from it as there are cores"
         ) from None
     return socket

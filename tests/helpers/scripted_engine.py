@@ -57,7 +57,7 @@ def make_parts(executor: Executor, settings: Settings | None = None, **overrides
     s = settings or Settings()
     spec = FullKV(page_size=s.page_size, num_kv_heads=1, head_dim=8)
     plan = KVCachePlan((KVGroup((0,), spec),), s.num_pages, s.page_size)
-    kv = KVManager(plan, enable_prefix_caching=s.enable_prefix_caching)
+    kv = KVManager(plan, enable_prefix_caching=s.enable_prefix_caching, events="kv_events" in overrides)
     config = SchedulerConfig(
         max_num_seqs=s.max_num_seqs,
         max_num_batched_tokens=s.max_num_batched_tokens,
