@@ -28,7 +28,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.memory.manager import KVManager
 from jaxllm.types.kv_events import CacheCleared, KVEvent, PageRemoved, PagesStored
 from jaxllm.types.sampling import SamplingParams
-from tests.helpers.scripted_engine import make_parts, scripted
+from tests.helpers.scripted_engine import Settings, make_parts, scripted
 
 ONE, TWO, THREE = (bytes([n]) * 32 for n in (1, 2, 3))
 STORED = PagesStored(0, (TWO, THREE), ONE, tuple(range(8)), 4)
@@ -421,7 +421,7 @@ def test_a_core_tells_of_a_prompt_before_its_step_ends_and_closes_the_publisher(
         return collect(ticket)
 
     executor.collect = counted
-    with Engine(make_parts(executor, kv_events=publisher)) as engine:
+    with Engine(make_parts(executor, Settings(async_scheduling=False), kv_events=publisher)) as engine:
         engine.generate(["a prompt of several pages"], [SamplingParams(max_tokens=5)])
         assert engine.reset_prefix_cache()
     steps, events = publisher.told[0]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from jaxllm.memory.event_log import KVEventLog
 from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, group_layers
 from jaxllm.memory.prefix import PageHasher
@@ -149,6 +150,16 @@ def test_a_run_of_new_pages_is_one_event_that_begins_behind_what_was_cached() ->
     assert kv.take_events() == [PagesStored(0, (first, second), None, tokens[:8], SIZE)]
     run(kv, ask(*tokens))
     assert kv.take_events() == [PagesStored(0, (third,), second, tokens[8:12], SIZE)]
+
+
+def test_pages_around_one_that_is_known_are_runs_of_their_own() -> None:
+    log, tokens = KVEventLog(SIZE), tuple(range(17))
+    digests = digests_of(*tokens)
+    log.stored(0, ask(*tokens), digests, [0, 1, 3])
+    assert log.take() == [
+        PagesStored(0, digests[:2], None, tokens[:8], SIZE),
+        PagesStored(0, digests[3:], digests[2], tokens[12:16], SIZE),
+    ]
 
 
 def test_output_tokens_are_told_with_the_page_they_fill() -> None:
