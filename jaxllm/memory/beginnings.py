@@ -33,9 +33,7 @@ class PageBeginnings:
     def __len__(self) -> int:
         return len(self._latest)
 
-    def add(
-        self, request: Request, digests: Sequence[bytes], contents: Sequence[bytes], first: int, end: int
-    ) -> None:
+    def add(self, request: Request, digests: Sequence[bytes], contents: Sequence[bytes], first: int, end: int) -> None:
         """Pages `first` to `end` - 1 of a request can be found now."""
         if request.media_keys:
             return

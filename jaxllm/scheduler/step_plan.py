@@ -44,7 +44,16 @@ class StepPlan:
     as soon as it is given; the rest is counted when the step is sealed.
     """
 
-    __slots__ = ("_decodes", "_kv", "_longest_piece", "_pieces", "_prompt_budget", "_whole_budget", "budget", "num_decodes")
+    __slots__ = (
+        "_decodes",
+        "_kv",
+        "_longest_piece",
+        "_pieces",
+        "_prompt_budget",
+        "_whole_budget",
+        "budget",
+        "num_decodes",
+    )
 
     def __init__(self, kv: KVManager, decodes: DecodeRows, budget: int) -> None:
         self._kv = kv
