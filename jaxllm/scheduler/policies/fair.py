@@ -19,8 +19,8 @@ class Fair(FirstComeFirstServed):
 
     What a tenant's requests compute, prompt and output, is taken from its credit, as often as somebody is
     to be chosen. Whose credit is above 0 may start a request, tenants in turn; if nobody's is, all who wait
-    are given `quantum_tokens`, as often as it takes. A tenant without requests is forgotten, so credit is not saved up. Requests
-    without a tenant are one tenant together. Inside a tenant: first come, first served.
+    are given `quantum_tokens`, as often as it takes. A tenant without requests is forgotten, so credit is
+    not saved up. Requests without a tenant are one tenant together. Inside a tenant: first come, first served.
     """
 
     def __init__(self, quantum_tokens: float = 512) -> None:
