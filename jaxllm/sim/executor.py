@@ -1,0 +1,60 @@
+"""An executor whose steps take as long as a cost model says, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxllm.engine.executor import Ticket
+from jaxllm.sim.clock import VirtualClock
+from jaxllm.sim.cost import CostModel
+from jaxllm.types.step import SchedulerOutput, StepOutput
+
+TokenSource = Callable[[str, int], int]  # (request id, position) -> the token that is sampled for that position
+
+_VOCABULARY = 1 << 15
+
+
+def any_token(request_id: str, position: int) -> int:
+    """A token that tells positions apart and not requests: equal prompts have equal answers, as greedy ones do."""
+    del request_id
+    return position * 40503 % _VOCABULARY
+
+
+class SimulatedExecutor:
+    """Implements `Executor`: one device that works on one step after the other. Mutable; owned by its replica.
+
+    `host_s` is what the host spends on a step before the device can start it: hidden behind the step in
+    flight where there is one, as in the real engine. Collecting moves the clock to the end of the step.
+    """
+
+    def __init__(
+        self, cost: CostModel, clock: VirtualClock, *, host_s: float = 0.0, tokens: TokenSource = any_token
+    ) -> None:
+        self.num_tokens = 0  # computed in all steps
+        self.busy_s = 0.0
+        self._cost = cost
+        self._clock = clock
+        self._host_s = host_s
+        self._tokens = tokens
+        self._free_s = 0.0  # when the device has done what it was given
+
+    def submit(self, plan: SchedulerOutput) -> Ticket:
+        self._clock.advance_to(self._clock.now_s() + self._host_s)
+        seconds = self._cost.step_seconds(plan)
+        started_s = max(self._clock.now_s(), self._free_s)
+        self._free_s = started_s + seconds
+        self.busy_s += seconds
+        self.num_tokens += plan.total_tokens
+        return Ticket(plan.step_id, (plan, self._free_s, seconds))
+
+    def collect(self, ticket: Ticket) -> StepOutput:
+        plan, done_s, seconds = ticket.handle
+        self._clock.advance_to(done_s)
+        rows = plan.rows
+        ends = (rows.starts + rows.num_tokens).tolist()
+        sampled = zip(rows.request_ids, ends, rows.samples.tolist(), strict=True)
+        tokens = {request_id: (self._tokens(request_id, end),) for request_id, end, samples in sampled if samples}
+        return StepOutput(plan.step_id, tokens, device_s=seconds)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,39 @@
+"""What requests come, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it comes to an engine or a router."""
+
+    at_s: float  # on the simulation's clock
+    request_id: str  # unique in a run
+    prompt_ids: tuple[int, ...]
+    num_output: int  # tokens it is answered with, at least 1
+    priority: int = 0
+    service: ServiceParams = DEFAULT_SERVICE
+    cache_salt: str | None = None
+    session: str | None = None  # the conversation it belongs to
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+
+class Workload(Protocol):
+    """A source of requests. Mutable; of one use; all that is drawn comes from a seed."""
+
+    def start(self) -> Iterable[Arrival]:
+        """The requests that come whatever happens, in order of time; read lazily."""
+        ...
+
+    def ended(self, arrival: Arrival, at_s: float, output_ids: Sequence[int]) -> Sequence[Arrival]:
+        """What follows when a request ends, at `at_s` or later: the next turn, the next of a closed loop."""
+        ...
