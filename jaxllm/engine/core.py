@@ -47,10 +47,11 @@ class EngineCore:
         async_scheduling: bool = True,
         heartbeat: Heartbeat | None = None,
         phases: PhaseClock | None = None,
+        recorder: StepRecorder | None = None,
         trace: TraceRecorder | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
-        """`phases`: what the front end spends, counted in the steps it belongs to.
+        """`phases`: what the front end spends, counted in the steps it belongs to. `recorder`: in place of one of its own.
 
         `trace` and `kv_events` are closed with the core.
         """
@@ -60,7 +61,7 @@ class EngineCore:
         self._clock = clock
         self._max_left_in_flight = 1 if async_scheduling else 0
         self._heartbeat = heartbeat or Heartbeat(clock)
-        self.recorder = StepRecorder(phases)
+        self.recorder = recorder or StepRecorder(phases)
         self._trace = trace
         self._kv_events = kv_events
         self._in_flight: deque[tuple[SchedulerOutput, Ticket, StepTimes]] = deque()

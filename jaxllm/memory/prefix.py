@@ -27,6 +27,9 @@ class PageHasher:
         self._page_size = page_size
         self._pack = struct.Struct(f"<{page_size}q").pack
 
+    def __reduce__(self) -> tuple[type[PageHasher], tuple[int]]:
+        return PageHasher, (self._page_size,)
+
     def extend(self, request: Request, digests: list[bytes], contents: list[bytes], num_pages: int) -> None:
         """Append digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens, and what they are of."""
         size, pack = self._page_size, self._pack

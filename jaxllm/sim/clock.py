@@ -16,5 +16,4 @@ class VirtualClock:
 
     def advance_to(self, at_s: float) -> None:
         """Nothing happens if that moment has passed."""
-        if at_s > self._now_s:
-            self._now_s = at_s
+        self._now_s = max(self._now_s, at_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
+from jaxllm.engine.step_recorder import StepRecorder, StepTimes
 from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, KVGroup
 from jaxllm.memory.spec import FullKV
@@ -19,8 +20,10 @@ from jaxllm.sim.clock import VirtualClock
 from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import SimulatedExecutor, TokenSource, any_token
 from jaxllm.sim.workload import Arrival
+from jaxllm.types.profile import PHASES, StepProfile
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
+from jaxllm.types.step import ScheduledRows, StepOutput
 
 _STALL_S = 0.01  # how long an engine that can do nothing waits before it looks again, as the real one does
 
@@ -116,7 +119,12 @@ class Replica:
         self.scheduler = Scheduler(config, self.kv, policy, StopRules(frozenset(), config.max_model_len))
         self.executor = SimulatedExecutor(cost, self.clock, host_s=setup.host_s, tokens=tokens)
         self.core = EngineCore(
-            self.executor, self.scheduler, self.kv, self.clock, async_scheduling=config.async_scheduling
+            self.executor,
+            self.scheduler,
+            self.kv,
+            self.clock,
+            async_scheduling=config.async_scheduling,
+            recorder=_NoRecorder(),
         )
         self.counts = Counts()
         self._look_every = look_every
@@ -207,9 +215,23 @@ class Replica:
                 slots.held += len(request.pages[0]) * page_size
                 slots.used += request.num_computed + request.num_in_flight
         slots.all += (self.kv.num_pages - 1) * page_size
-        self.counts.samples.append(
-            Sample(now_s, scheduler.num_running, scheduler.num_waiting, self.kv.usage)
-        )
+        self.counts.samples.append(Sample(now_s, scheduler.num_running, scheduler.num_waiting, self.kv.usage))
+
+
+class _NoRecorder(StepRecorder):
+    """Real time means nothing here, and a thousand replicas have no memory for it."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * len(PHASES)
+
+    def record(self, rows: ScheduledRows, num_tokens: int, output: StepOutput, times: StepTimes) -> None:
+        """Nothing is kept."""
+
+    def take(self) -> list[StepProfile]:
+        return []
+
+    def rest(self) -> None:
+        """Nothing is kept."""
 
 
 def _message(arrival: Arrival) -> AddRequest:

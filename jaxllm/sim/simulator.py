@@ -23,6 +23,7 @@ class Run:
     busy_s: float  # of all devices together
     prefix_queries: int
     prefix_hits: int
+    replica_s: float = 0.0  # replicas times the seconds they were there
 
 
 def simulate(setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens: TokenSource = any_token) -> Run:
@@ -50,6 +51,7 @@ def simulate(setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens:
         replica.executor.busy_s,
         replica.scheduler.prefix_queries,
         replica.scheduler.prefix_hits,
+        replica_s=replica.clock.now_s(),
     )
 
 
