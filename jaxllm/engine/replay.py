@@ -66,11 +66,21 @@ def replay(path: str | Path) -> Replay:
     Raises:
         ConfigError: the file cannot be read, is no trace, or needs a policy that is not here.
     """
+    header, lines = read_trace(path)
+    return _Replayed(header).run(lines)
+
+
+def read_trace(path: str | Path) -> tuple[Header, Iterator[Line]]:
+    """The beginning of a trace, and what follows, read as it is asked for.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no trace; also while the lines are read.
+    """
     lines = _read(Path(path))
     header = next(lines, None)
     if not isinstance(header, Header) or header.format != FORMAT:
         raise ConfigError(f"trace {path} is none of format {FORMAT}; accepted: a file of --record-trace")
-    return _Replayed(header).run(lines)
+    return header, lines
 
 
 class _Differs(Exception):
