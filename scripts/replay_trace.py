@@ -20,9 +20,10 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    end = f"; the trace ends: {found.ended or 'cut off'}" if found.difference is None else ""
     print(
         f"{found.num_requests} requests, {found.num_steps} steps as recorded, {found.num_preemptions} preemptions, "
-        f"plans {found.plan_hash}; the trace ends: {found.ended or 'cut off'}"
+        f"plans {found.plan_hash}{end}"
     )
     if found.difference is not None:
         print(found.difference)

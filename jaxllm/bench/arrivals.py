@@ -30,7 +30,7 @@ class Arrivals:
         for index in range(1, num_requests):
             rate = self._rate_at(index / num_requests)
             if not math.isinf(rate):
-                now_s += draw.gammavariate(self.burstiness, 1 / (rate * self.burstiness))
+                now_s += draw.gammavariate(self.burstiness, 1 / rate) / self.burstiness
             times.append(now_s)
         return times
 

@@ -50,7 +50,7 @@ def sharegpt_requests(wish: FileWish, tokenizer: Tokenizer) -> list[BenchRequest
     path = Path(wish.path).expanduser()
     try:
         entries: Any = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: a JSON list of conversations is needed, not {type(entries).__name__}")
@@ -75,10 +75,15 @@ def _pair(entry: Any, where: str) -> tuple[str, str] | None:
     texts: list[str] = []
     for turn in cast("list[Any]", turns)[:2]:
         text: Any = cast("dict[str, Any]", turn).get("value") if isinstance(turn, dict) else None
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not _is_unicode(text):
             raise ConfigError(f"{where}: a turn is {shown(turn)}; accepted: an object with a text, value")
         texts.append(text)
     return (texts[0], texts[1]) if len(texts) == 2 else None
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell halves of characters, which no tokenizer takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def custom_requests(wish: FileWish, tokenizer: Tokenizer | None) -> list[BenchRequest]:
@@ -107,7 +112,7 @@ def _line(line: str, where: str, wish: FileWish) -> tuple[str, int]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
     prompt: Any = cast("dict[str, Any]", entry).get("prompt") if isinstance(entry, dict) else None
-    if not isinstance(prompt, str) or not prompt:
+    if not isinstance(prompt, str) or not prompt or not _is_unicode(prompt):
         raise ConfigError(f"{where}: {shown(entry)}; accepted: a JSON object with a text, prompt")
     if wish.output_len is not None:
         return prompt, wish.output_len

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import re
 import sys
@@ -83,9 +84,10 @@ class Results:
 
 
 def check_writable(name: str, path: Path) -> None:
-    """Raises: ConfigError: there is no such folder, or the path is one."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{name}={str(path)!r} is no place for a file; accepted: a name in a folder that exists")
+    """Raises: ConfigError: there is no such folder, it cannot be written to, or the path is one."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        accepted = "a name in a folder that exists and can be written to"
+        raise ConfigError(f"{name}={str(path)!r} is no place for a file; accepted: {accepted}")
 
 
 def result_file(args: ServeArgs, model: str) -> Path:
@@ -96,7 +98,12 @@ def result_file(args: ServeArgs, model: str) -> Path:
         base = re.sub(r"[^\w.+-]", "_", model.rstrip("/").rsplit("/", 1)[-1])
         label = args.label or args.backend
         name = f"{label}-{args.request_rate}qps{concurrency}-{base}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    return Path(args.result_dir).expanduser() / name
+    folder = Path(args.result_dir).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"result_dir={args.result_dir!r} cannot be made: {error.strerror}") from None
+    return folder / name
 
 
 def _finite(value: Any) -> Any:

@@ -54,7 +54,8 @@ class SchedulerArgs:
     @property
     def policy_names(self) -> tuple[str, ...]:
         """fcfs and those that are compared with it; empty if none is."""
-        asked = tuple(BUILT_IN) if self.policies == "all" else tuple(filter(None, self.policies.split(",")))
+        words = [word.strip() for word in self.policies.split(",")]
+        asked = [name for word in words if word for name in (BUILT_IN if word == "all" else (word,))]
         return tuple(dict.fromkeys(("fcfs", *asked))) if asked else ()
 
     @property

@@ -50,7 +50,8 @@ def find_target(args: ServeArgs) -> Target:
     message = address.message("GET", "/v1/models", b"", args.headers)
 
     async def find() -> tuple[int, bytes]:
-        client = HttpClient(address, timeout_s=_QUICK_S, verify=not args.insecure)
+        timeout_s = min(_QUICK_S, max(1.0, args.ready_check_timeout_sec))
+        client = HttpClient(address, timeout_s=timeout_s, verify=not args.insecure)
         deadline_s = time.monotonic() + args.ready_check_timeout_sec
         try:
             while True:

@@ -198,7 +198,7 @@ def _json_object(name: str, text: str | None) -> Mapping[str, Any]:
         return {}
     try:
         value: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name}={shown(text)} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{name}={shown(text)}; accepted: a JSON object")

@@ -55,7 +55,7 @@ def _latency(argv: list[str]) -> int:
 
     values = _parse("latency", argv, [LatencyArgs, EngineArgs], changed={"enable_prefix_caching": False})
     args, flags = _made(LatencyArgs, values), _engine_flags(values)
-    results = _results("latency", values, [args])
+    results = _results("latency", values, [args, _made(EngineArgs, values)])
     from jaxllm.llm import LLM
 
     with progress_bars() as progress, LLM(progress=progress, **flags) as llm:
@@ -79,7 +79,7 @@ def _throughput(argv: list[str]) -> int:
     values = _parse("throughput", argv, [ThroughputArgs, DatasetArgs, EngineArgs])
     args, dataset = _made(ThroughputArgs, values), _made(DatasetArgs, values)
     flags = _engine_flags(values)
-    results = _results("throughput", values, [args, dataset])
+    results = _results("throughput", values, [args, dataset, _made(EngineArgs, values)])
     from jaxllm.llm import LLM
 
     with progress_bars() as progress, LLM(progress=progress, **flags) as llm:
@@ -107,6 +107,7 @@ def _serve(argv: list[str]) -> int:
     args, dataset = _made(ServeArgs, values), _made(DatasetArgs, values)
     results = _results("serve", values, [args, dataset])
     target = find_target(args)
+    saved_path = result_file(args, target.model) if args.save_result or args.save_detailed else None
     requests = make_requests(dataset, _tokenizer(args, dataset, target), args.num_warmups)
     if len(requests) <= args.num_warmups:
         raise ConfigError(f"num_warmups={args.num_warmups} leaves none of {len(requests)} requests; accepted: fewer")
@@ -114,11 +115,13 @@ def _serve(argv: list[str]) -> int:
     run = run_serve(args, target, requests, seed=dataset.seed, on_end=on_end)
     result = ServeResult.of(run, percentiles=args.percentiles, slos=args.slos)
     results.add("", result.rows(args.shown_metrics))
-    _write_serve(results, args, target, result)
+    _write_serve(results, args, target, result, saved_path)
     return 1 if not result.num_completed else 0
 
 
-def _write_serve(results: Results, args: ServeArgs, target: Target, result: ServeResult) -> None:
+def _write_serve(
+    results: Results, args: ServeArgs, target: Target, result: ServeResult, saved_path: Path | None
+) -> None:
     about = {
         "backend": args.backend,
         "base_url": target.address.url,
@@ -130,9 +133,6 @@ def _write_serve(results: Results, args: ServeArgs, target: Target, result: Serv
         "max_concurrency": args.max_concurrency,
         **args.notes,
     }
-    if args.save_result or args.save_detailed:
-        path = result_file(args, target.model)
-        results.save(path, {**about, **result.as_dict(detailed=args.save_detailed)})
 
     def plot(path: Path) -> None:
         from jaxllm.bench.plots import plot_serve
@@ -140,6 +140,8 @@ def _write_serve(results: Results, args: ServeArgs, target: Target, result: Serv
         plot_serve(result, path)
 
     results.write({**about, **result.as_dict()}, plot)
+    if saved_path is not None:
+        results.save(saved_path, {**about, **result.as_dict(detailed=args.save_detailed)})
     for warning in result.warnings():
         print(f"jaxllm: note: {warning}", file=sys.stderr)
 
@@ -182,7 +184,7 @@ def _startup(argv: list[str]) -> int:
 
     values = _parse("startup", argv, [StartupArgs, EngineArgs])
     args, flags = _made(StartupArgs, values), _engine_flags(values)
-    results = _results("startup", values, [args])
+    results = _results("startup", values, [args, _made(EngineArgs, values)])
     with progress_bars() as progress:
         result = run_startup(args, flags, progress=progress)
     results.add("", result.rows())

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from jaxllm.config.fields import check_settings, setting
 from jaxllm.config.kv_events import KVEventsConfig
 from jaxllm.config.model import ModelConfig
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, shown
 
 Backend = Literal["cpu", "gpu", "tpu"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -357,10 +357,10 @@ def json_object(name: str, text: str | None) -> dict[str, Any]:
     """
     try:
         value: Any = {} if text is None else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{name}={text!r} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}={shown(text)} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{name}={text!r}; accepted: a JSON object")
+        raise ConfigError(f"{name}={shown(text)}; accepted: a JSON object")
     return cast("dict[str, Any]", value)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from jaxllm.errors import ConfigError
 
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_COUNT = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)([kKmMgG]?)")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -44,7 +44,7 @@ def parse_count(text: str) -> int:
         scaled = float(digits) * _SUFFIXES[suffix]
         if suffix.islower() and scaled.is_integer():
             return int(scaled)
-    raise ConfigError(f"{text!r} is not a count; accepted: an integer such as 4096, 4k (4000) or 4K (4096)")
+    raise ConfigError(f"{text!r:.80} is not a count; accepted: an integer such as 4096, 4k (4000) or 4K (4096)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from jaxllm.errors import ConfigError
 
 _ENDPOINT = re.compile(r"tcp://.+:[0-9]+|(ipc|inproc)://.+")
 _LISTENS = ("*", "::", "0.0.0.0")  # a host that means this machine
+_MOST_BATCHES = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class KVEventsConfig:
         for name in ("endpoint", "replay_endpoint"):
             _check_endpoint(name, getattr(self, name))
         for name, low in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
-            if not low <= getattr(self, name) < 2**31:
-                raise ConfigError(f"kv_events_config: {name}={getattr(self, name)}; accepted: {low} to {2**31 - 1}")
+            if not low <= getattr(self, name) <= _MOST_BATCHES:
+                raise ConfigError(f"kv_events_config: {name}={getattr(self, name)}; accepted: {low} to {_MOST_BATCHES}")
 
     @staticmethod
     def of(value: Mapping[str, Any]) -> KVEventsConfig:
@@ -77,6 +78,10 @@ def endpoint_of(endpoint: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}"
 
 
+def _is_port(digits: str) -> bool:
+    return len(digits) <= 5 and 1 <= int(digits) <= 65535
+
+
 def _check_endpoint(name: str, value: str | None) -> None:
     if value is None:
         return
@@ -84,5 +89,5 @@ def _check_endpoint(name: str, value: str | None) -> None:
         raise ConfigError(
             f"kv_events_config: {name}={value!r}; accepted: tcp://HOST:PORT (host * to listen), ipc://PATH, inproc://NAME"
         )
-    if value.startswith("tcp://") and not 1 <= int(value.rpartition(":")[2]) <= 65535:
+    if value.startswith("tcp://") and not _is_port(value.rpartition(":")[2]):
         raise ConfigError(f"kv_events_config: {name}={value!r}; accepted: ports 1 to 65535")

@@ -25,8 +25,9 @@ class _Record:
     """What the manager keeps of a request. Token ids never change, so digests outlive a preemption."""
 
     digests: list[bytes] = field(default_factory=list[bytes])
-    contents: list[bytes] = field(default_factory=list[bytes])  # what each is the digest of
+    contents: list[bytes] = field(default_factory=list[bytes])  # what those are of that begin within the prompt
     num_indexed: int = 0  # of the pages held now, how many are found by digest; they are the first
+    num_prompt_pages: int = 0  # pages that begin within the prompt
     num_pending: int = 0  # first page that is not announced as being filled; at least num_indexed where any is
 
 
@@ -113,6 +114,7 @@ class KVManager:
         request.pages = hits
         record = self._record(request)
         record.num_indexed = len(hits[0])
+        record.num_prompt_pages = -(-len(request.prompt_ids) // self.page_size)
         record.num_pending = len(record.digests)
         self._pending.update(record.digests[record.num_indexed :])
         request.num_cached = request.num_computed = len(hits[0]) * self.page_size
@@ -234,7 +236,7 @@ class KVManager:
             self._log_stored(self._events, request, digests, first, num_full)
         for group, pool in enumerate(self._pools):
             pool.index(request.pages[group], digests, first, num_full)
-        if self._beginnings is not None:
+        if self._beginnings is not None and first < record.num_prompt_pages:  # for those of output nobody looks
             self._beginnings.add(request, digests, record.contents, first, num_full)
         if record.num_pending > first:
             self._settle(record, first, num_full)

@@ -31,7 +31,10 @@ class PageHasher:
         return PageHasher, (self._page_size,)
 
     def extend(self, request: Request, digests: list[bytes], contents: list[bytes], num_pages: int) -> None:
-        """Append digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens, and what they are of."""
+        """Append digests of pages `len(digests)` to `num_pages - 1`, all full of known tokens.
+
+        What they are digests of is appended to `contents`, of those pages that begin within the prompt.
+        """
         size, pack = self._page_size, self._pack
         prompt, output = request.prompt_ids, request.output_ids
         num_prompt = len(prompt)
@@ -49,7 +52,8 @@ class PageHasher:
                 content += extra_keys(request, start // size, size)
             parent = sha256(content).digest()
             digests.append(parent)
-            contents.append(content)
+            if start < num_prompt:
+                contents.append(content)
 
 
 def extra_keys(request: Request, page_index: int, page_size: int) -> bytes:

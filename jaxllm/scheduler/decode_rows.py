@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -115,6 +116,13 @@ class DecodeRows:
         if len(self._members) == len(self._rows):
             return min(len(self._rows), budget)
         return sum(row.request in self._members for row in self._rows[:budget])
+
+    def is_of_first(self, request: Request, num: int) -> bool:
+        """Whether a request has one of the first `num` rows, of those that have not left."""
+        if request not in self._members or num >= len(self._members):
+            return request in self._members
+        staying = (row.request for row in self._rows if row.request in self._members)
+        return any(each is request for each in islice(staying, num))
 
     def request(self, number: int) -> Request:
         return self._rows[number].request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
@@ -22,6 +23,7 @@ BUILT_IN = {
 }
 
 FOREIGN_LIMIT_S = 1.0  # longest work on one question
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _QUESTIONS = ("order", "admit", "token_budget", "victim")
 
 
@@ -42,6 +44,8 @@ def create_policy(name: str, options: Mapping[str, Any] | None = None) -> Schedu
 
 def _foreign(name: str, options: Mapping[str, Any]) -> SchedulingPolicy:
     if ":" in name:
+        if not _DOTTED.fullmatch(name):
+            raise ConfigError(f"policy={name!r}; accepted: package.module:Class, or the name of a policy")
         return _load(name, EntryPoint(name, name, ENTRY_POINT_GROUP), options)
     installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in installed:

@@ -302,6 +302,10 @@ class Scheduler:
         """Leave a step half decided: who had a piece of it starts again, so no page table is half sent."""
         for piece in reversed(tuple(plan.pieces)):
             self._preempt(piece.request, plan)
+        for request in self._waiting.view():
+            if request.pages:  # of one that was about to start
+                plan.withdraw(request)
+                request.num_computed = request.num_cached = 0
 
     def _view(self, now_s: float) -> SchedulerView:
         return SchedulerView(

@@ -92,9 +92,14 @@ class StepPlan:
         return max(0, min(num_wanted, self.budget, self._prompt_budget, self._longest_piece))
 
     def num_tokens_before(self, request: Request) -> int:
-        """Tokens of a request that are computed, or in flight from earlier plans than this one."""
+        """Tokens of a request that are computed, or in flight from earlier plans than this one.
+
+        None of one that starts in this: what is copied for it is not there before the step.
+        """
         piece = self._pieces.get(request)
-        return request.num_computed + request.num_in_flight if piece is None else piece.start
+        if piece is None:
+            return request.num_computed + request.num_in_flight
+        return 0 if piece.is_new else piece.start
 
     def add(self, request: Request, num_tokens: int, *, is_new: bool = False, page_copies: PageCopies = ()) -> bool:
         """Give a request its next `num_tokens` tokens; False, and no change, if pages are short.
@@ -150,10 +155,10 @@ class StepPlan:
             request.num_in_flight -= piece.num_tokens
             request.num_placeholders -= len(piece.draft_ids)
             request.num_pending -= piece.samples
-        self._decodes.leave(request)
-        if self.num_decodes > len(self._decodes):
+        if self.num_decodes and self._decodes.is_of_first(request, self.num_decodes):
             self.budget += 1
             self.num_decodes -= 1
+        self._decodes.leave(request)
         self._kv.release(request)
 
     def seal(self, step_id: int, *, preempted: Iterable[str], finished: Iterable[str]) -> PlannedStep:

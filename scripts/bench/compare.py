@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -64,8 +65,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="write a picture of the results here (needs matplotlib)")
     args = parser.parse_args(argv)
     unknown = set(args.workloads.split(",")) - set(names)
-    if unknown or not all("=" in each for each in args.set):
-        parser.error(f"--workloads has {sorted(unknown)}, --set {args.set}; accepted: {', '.join(names)}; NAME=VALUE")
+    if unknown:
+        parser.error(f"--workloads has {', '.join(sorted(unknown))}; accepted: {', '.join(names)}")
+    for each in args.set:
+        if "=" not in each:
+            parser.error(f"--set {each}; accepted: NAME=VALUE")
+    for name in ("rate", "online_seconds", "start_timeout", "repetitions"):
+        if not 0 < getattr(args, name) < math.inf:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}; accepted: a number above 0")
     return args
 
 
@@ -113,6 +120,8 @@ class Comparison:
         if not keep:
             shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
+        if STARTS[0] not in self.args.workloads.split(",") and not any(cache.iterdir()):
+            name = STARTS[0]  # nothing is there to be warm
         variables = {**default_variables(), "CACHE": str(cache.absolute()), **given_variables(self.args)}
         server = PeerServer(peer, variables, self.args.work / f"{peer.name}.log")
         first = workload.first_token(self.make_texts(f"{name} {self.args.seed}"))
@@ -228,8 +237,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.read is None:
             args.work = args.work or args.out.with_suffix("")
-            args.work.mkdir(parents=True, exist_ok=True)
             peers = load_peers(args.peers, args.only.split(",") if args.only else None)
+            for peer in peers:  # a variable that is missing is told of before anything is written
+                peer.filled({"PORT": "0", "CACHE": "", **default_variables(), **given_variables(args)})
+            args.work.mkdir(parents=True, exist_ok=True)
             Comparison(args, peers, make_texts_of(args.tokenizer)).run()
         rows = read_rows(args.read or args.out)
         print(table(rows, args.baseline), end="")
@@ -239,6 +250,8 @@ def main(argv: list[str] | None = None) -> int:
             plot(rows, args.baseline, args.plot)
     except (ValueError, OSError) as error:
         raise SystemExit(f"compare: {error}") from error
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

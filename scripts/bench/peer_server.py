@@ -73,7 +73,16 @@ def load_peers(path: Path, only: list[str] | None = None) -> list[Peer]:
     Raises:
         ValueError: a name is not in the file, or an entry has a field that means nothing.
     """
-    entries = json.loads(path.read_text())
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"peers={str(path)!r} is not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"peers={str(path)!r} holds {type(entries).__name__}; accepted: an object of entries by name")
+    if only and len(set(only)) < len(only):
+        raise ValueError(
+            f"only={','.join(only)!r} names an entry twice; accepted: each once (copy an entry to compare it)"
+        )
     missing = [name for name in only or () if name not in entries]
     if missing:
         raise ValueError(f"{path} has no entries {missing}; accepted: {', '.join(entries)}")
@@ -81,6 +90,8 @@ def load_peers(path: Path, only: list[str] | None = None) -> list[Peer]:
 
 
 def _peer(name: str, entry: dict[str, Any]) -> Peer:
+    if not isinstance(entry, dict) or not isinstance(entry.get("command", []), list):
+        raise ValueError(f"entry {name!r} is {entry!r:.80}; accepted: an object, its command a list of texts")
     unknown = set(entry) - _FIELDS
     if unknown or not ("command" in entry or "url" in entry):
         raise ValueError(f"entry {name!r} has {sorted(entry)}; accepted: {sorted(_FIELDS)}, one of command and url")

@@ -58,13 +58,30 @@ def read_rows(path: Path) -> list[Row]:
     """The measurements of a results file, those that failed left out.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or a line is no JSON object.
     """
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    rows = [_read_line(line, f"{path}, line {n}") for n, line in enumerate(_text(path).splitlines(), 1) if line.strip()]
     rows = [row for row in rows if row.get("kind") == "row" and "failed" not in row]
     if not rows:
         raise ValueError(f"{path} holds no measurements")
     return rows
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
+
+
+def _read_line(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is {line[:80]}; accepted: a JSON object, as compare writes it")
+    return row
 
 
 def of(rows: Sequence[Row], workload: str, peer: str) -> list[Row]:

@@ -42,7 +42,7 @@ def test_a_publisher_of_null_is_the_default_one() -> None:
         ('{"topic": 5}', "kv_events_config: topic=5 has the wrong type; accepted: text"),
         ('{"publisher": "kafka"}', "publisher='kafka' has the wrong type; accepted: 'zmq', 'null'"),
         ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events=1 has the wrong type; accepted: true or false"),
-        ('{"hwm": -1}', "kv_events_config: hwm=-1; accepted: 0 to 2147483647"),
+        ('{"hwm": -1}', "kv_events_config: hwm=-1; accepted: 0 to 1000000000"),
         ('{"max_queue_size": 0}', "max_queue_size=0; accepted: 1 to"),
         ('{"endpoint": "5557"}', "endpoint='5557'; accepted: tcp://HOST:PORT"),
         ('{"endpoint": "tcp://*:70000"}', "accepted: ports 1 to 65535"),

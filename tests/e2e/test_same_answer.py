@@ -102,7 +102,7 @@ def test_sch_02_two_requests_in_seven_pages_preempt_and_answer_the_same(smollm2:
     check_everything_is_back(smollm2)
 
 
-@pytest.mark.parametrize(("length", "most_cached"), [(15, 0), (16, 0), (17, 16), (32, 16)])
+@pytest.mark.parametrize(("length", "most_cached"), [(15, 14), (16, 15), (17, 16), (32, 31)])
 def test_sch_04_a_fully_cached_prompt_leaves_a_token_to_compute(
     smollm2: RunningModel, length: int, most_cached: int
 ) -> None:
@@ -114,7 +114,8 @@ def test_sch_04_a_fully_cached_prompt_leaves_a_token_to_compute(
     again = smollm2.engine.generate([prompt], params)
     assert token_ids(again) == cold
     assert again[0].num_cached_tokens == most_cached
-    assert smollm2.engine.generate([longer], params)[0].num_cached_tokens == length // 16 * 16
+    least = length // 16 * 16  # and of the page after those a copy, if a quarter of it or more agrees
+    assert smollm2.engine.generate([longer], params)[0].num_cached_tokens == (length if length - least >= 4 else least)
 
 
 @pytest.mark.parametrize("lengths", [(1, 63, 65), (16, 15, 17)])

@@ -87,6 +87,7 @@ def test_a_copied_page_keeps_its_retention_level() -> None:
         ({}, {"adapter_id": "x"}, 0),
         ({"media_keys": (("image", 0, 8),)}, {"media_keys": (("other", 0, 8),)}, 0),
         ({"media_keys": (("image", 0, 8),)}, {}, 0),
+        ({}, {"media_keys": (("image", 0, 8),)}, 0),
         ({}, {"params": SamplingParams(skip_reading_prefix_cache=True)}, 0),
         ({}, {"params": SamplingParams(prompt_logprobs=0)}, 0),
     ],
@@ -106,6 +107,15 @@ def test_pfx_03_behind_a_first_page_salt_and_adapter_are_told_apart_by_the_page_
     assert cached(ask(*PREFIX, *range(8), 99, **{key: "x"}), kv) == 40
     assert cached(ask(*PREFIX, *range(8), 99, **{key: "y"}), kv) == 0
     assert cached(ask(*PREFIX, *range(8), 99), kv) == 0
+
+
+def test_pages_that_begin_otherwise_do_not_displace_one_another() -> None:
+    kv = make(num_pages=40)
+    finish(kv, run(kv, ask(*PREFIX, *range(16))))
+    finish(kv, run(kv, ask(*PREFIX, *range(2), *range(70, 84))))
+    finish(kv, run(kv, ask(*PREFIX, *range(300, 316))))
+    assert cached(ask(*PREFIX, *range(16)), kv) == 47
+    assert cached(ask(*PREFIX, *range(10), 99, 99), kv) == 42
 
 
 def test_an_evicted_page_is_not_copied_and_entries_stay_within_twice_the_pool() -> None:

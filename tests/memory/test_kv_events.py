@@ -43,7 +43,7 @@ def finish(kv: KVManager, request: Request) -> None:
 
 def digests_of(*tokens: int) -> tuple[bytes, ...]:
     found: list[bytes] = []
-    PageHasher(SIZE).extend(ask(*tokens), found, len(tokens) // SIZE)
+    PageHasher(SIZE).extend(ask(*tokens), found, [], len(tokens) // SIZE)
     return tuple(found)
 
 

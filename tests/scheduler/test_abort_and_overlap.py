@@ -209,3 +209,32 @@ def test_a_stop_found_late_costs_one_token_and_frees_memory_when_its_step_is_col
     assert not driver.scheduler.has_unfinished
     driver.check_drained()
     driver.retire()
+
+
+@pytest.mark.parametrize("num_calls", range(1, 9))
+def test_an_error_inside_planning_leaves_nothing_half_done(num_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(page_size=4, num_pages=40)
+    driver.add(prompt(9), lasting(6))
+    driver.step()
+    driver.add(prompt(14), lasting(6))
+    driver.add(prompt(6, 3), lasting(6))
+    left, grow = [num_calls], driver.kv.grow
+
+    def failing(request: Request, num_tokens: int) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise ZeroDivisionError("a bug")
+        return grow(request, num_tokens)
+
+    monkeypatch.setattr(driver.kv, "grow", failing)
+    for _ in range(4):
+        try:
+            driver.plan()
+        except ZeroDivisionError:
+            break
+        driver.collect()
+    driver.check()
+    monkeypatch.undo()
+    driver.drain()
+    driver.retire()
+    assert driver.all == []

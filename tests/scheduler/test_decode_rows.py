@@ -6,10 +6,12 @@ import random
 
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.decode_rows import DecodeRows
+from jaxllm.scheduler.policies.fcfs import FirstComeFirstServed
+from jaxllm.scheduler.policy import SchedulerView
 from jaxllm.scheduler.stop import StopRules
 from jaxllm.types.request import Request
 from jaxllm.types.sampling import SamplingParams
-from tests.scheduler.driver import make_kv
+from tests.scheduler.driver import Driver, make_kv
 
 PAGE = 4
 
@@ -109,3 +111,29 @@ def test_any_coming_and_going_agrees_with_a_plain_list() -> None:
         for entry in model[:budget]:
             entry[1] += 1
         assert len(rows) == len(model)
+
+
+def test_who_is_beyond_the_budget_gets_no_token_in_the_place_of_one_that_yields() -> None:
+    """Its page for it was never looked for."""
+
+    class Shrinking(FirstComeFirstServed):
+        budget = 99
+
+        def token_budget(self, view: SchedulerView) -> int:
+            return self.budget
+
+        def victim(self, view: SchedulerView, needing: Request) -> Request:
+            return max(view.running, key=lambda request: request.priority)
+
+    policy, params = Shrinking(), SamplingParams(max_tokens=20, ignore_eos=True)
+    limits = {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 2}
+    driver = Driver(page_size=2, num_pages=6, max_num_seqs=5, policy=policy, caching=False, **limits)
+    driver.add(tuple(range(9)), params, priority=0)
+    for prompt, priority in (((1, 2), 1), ((2,), 9), ((3,), 5), ((4, 4), 1)):
+        driver.add(prompt, params, priority=priority)
+    driver.step()
+    policy.budget = 3
+    driver.plan()  # the device looks at every page
+    policy.budget = 99
+    driver.drain()
+    driver.retire()

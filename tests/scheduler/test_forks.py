@@ -321,3 +321,22 @@ def test_sch_01_any_interleaving_of_aborts_leaves_no_page_slot_or_record(
     whole = driver.add(prompt(driver.kv.capacity_tokens), SamplingParams(max_tokens=1))
     assert split(driver.step())[whole.request_id] > 0
     finish(driver)
+
+
+def test_a_sibling_does_not_copy_from_a_page_that_is_copied_to_in_the_same_step() -> None:
+    driver = Driver(page_size=4, num_pages=40, max_num_seqs=2)
+    prompt, params = (1, 2, 3, 4, 5, 6), SamplingParams(max_tokens=12, ignore_eos=True)
+    driver.add(prompt, params, seed=1)
+    driver.drain()
+    other = driver.add((9, 9), SamplingParams(max_tokens=30, ignore_eos=True))
+    first, sibling = driver.add_family(2, prompt, params)
+    driver.step()
+    driver.preempt(first)
+    driver.abort(other.request_id)
+    plan = driver.plan()
+    assert plan is not None and [new.request_id for new in plan.new] == [first.request_id]
+    assert plan.page_copies
+    plan = driver.plan()
+    assert plan is not None and sibling.request_id in [new.request_id for new in plan.new]
+    driver.drain()
+    driver.retire()

@@ -72,6 +72,8 @@ def random_event(driver: Driver, rng: random.Random, max_waiting: int) -> None:
     driver.scheduler.expire(float(driver.num_steps))
     if rng.random() < 0.01 and driver.scheduler.requests:
         driver.abort(rng.choice(list(driver.scheduler.requests)))
+    if rng.random() < 0.01 and driver.scheduler.num_running:
+        driver.preempt(rng.choice(driver.scheduler._running.view()))
     if rng.random() < 0.002:
         driver.kv.reset_prefix_cache()
 
@@ -245,6 +247,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if drafts is not None:
             self.driver.propose(random.Random(drafts))
         self.driver.plan()
+
+    @precondition(lambda self: self.driver.scheduler.num_running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        self.driver.preempt(data.draw(st.sampled_from(self.driver.scheduler._running.view())))
 
     @rule()
     def expire(self) -> None:

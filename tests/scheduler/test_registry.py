@@ -43,7 +43,7 @@ def test_a_policy_of_an_installed_package_is_found_by_its_entry_point(monkeypatc
         ("nope", "unknown; accepted: cache_aware, fair, fcfs, priority, shortest_first, slo, or package.module:Class"),
         ("jaxllm.nowhere:Policy", "cannot be made from 'jaxllm.nowhere:Policy': No module named"),
         ("jaxllm.scheduler.policies.fcfs:Nothing", "has no attribute 'Nothing'"),
-        ("not a path:", "cannot be made"),
+        ("not a path:", "accepted: package.module:Class"),
         ("collections:OrderedDict", "lacks order, admit, token_budget, victim"),
         (f"{__name__}:Half", "lacks admit, token_budget, victim; accepted: a class with order"),
     ],

@@ -44,7 +44,7 @@ def test_servers_take_turns_and_each_measurement_is_a_row(tmp_path: Path) -> Non
     assert head["cores"] >= 1
     done = [(row["workload"], row["repetition"], row["peer"]) for row in rows]
     assert done == [
-        *[("start-warm", 0, "a"), ("single", 0, "a"), ("single", 0, "b"), ("prefill", 0, "a")],
+        *[("start-cold", 0, "a"), ("single", 0, "a"), ("single", 0, "b"), ("prefill", 0, "a")],
         *[("single", 1, "b"), ("single", 1, "a"), ("prefill", 1, "a")],
     ]
     singles = {(row["peer"], row["repetition"]): row for row in rows if row["workload"] == "single"}
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_start_is_told_and_the_others_are_measured(tmp_pa
     entries = {"bad": {"command": [sys.executable, "-c", "raise SystemExit('no model')"]}, "good": {"command": COMMAND}}
     _, bad, *rows = compare_here(tmp_path, entries, "--workloads=start-warm,prefill", "--repetitions=1")
     assert "no model" in bad["failed"]
-    assert [(row["peer"], row["workload"]) for row in rows] == [("good", "start-warm"), ("good", "prefill")]
+    assert [(row["peer"], row["workload"]) for row in rows] == [("good", "start-cold"), ("good", "prefill")]
 
 
 @pytest.mark.parametrize(
