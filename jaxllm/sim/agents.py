@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from jaxllm.sim.chats import System
+from jaxllm.sim.chats import NO_SYSTEM, System
 from jaxllm.sim.lengths import Distribution, IntDistribution
 from jaxllm.sim.mix import RequestClass
 from jaxllm.sim.prompts import Prompts
@@ -36,7 +36,7 @@ class AgentWriter:
         shape: AgentShape,
         *,
         seed: int,
-        system: System = System(),
+        system: System = NO_SYSTEM,
         max_context: int | None = None,
     ) -> None:
         self._prompts = prompts

@@ -24,6 +24,9 @@ class System:
         return prompts.shared(name, self.num_tokens)
 
 
+NO_SYSTEM = System()
+
+
 class DrawnTurns:
     """Numbers of turns and lengths at random."""
 
@@ -55,7 +58,7 @@ class ChatWriter:
         think_s: Distribution,
         *,
         seed: int,
-        system: System = System(),
+        system: System = NO_SYSTEM,
         max_context: int | None = None,
     ) -> None:
         """`think_s`: seconds from an answer to the next question. A chat ends before it exceeds `max_context`."""

@@ -65,6 +65,8 @@ def _entries(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     decoder, between = json.JSONDecoder(), " \t\r\n"
     place = _skip(text, 0, between)
     if text[place : place + 1] == "[":
+        if not text.rstrip().endswith("]"):
+            raise ConfigError(f"{_at(text, len(text), path)}: the file ends in the list; accepted: a whole one")
         place, between = place + 1, between + ",]"
     while (place := _skip(text, place, between)) < len(text):
         start = place

@@ -11,6 +11,7 @@ from jaxllm.sim.mix import Mix
 from jaxllm.sim.workload import Arrival
 
 REFUSED_S = 0.01  # a client that got nothing waits at least so long
+NO_PAUSE = Constant(0.0)
 
 
 class OpenLoop:
@@ -49,7 +50,7 @@ class ClosedLoop:
     """
 
     def __init__(
-        self, concurrency: int, mix: Mix, until: Until, *, seed: int, think_s: Distribution = Constant(0.0)
+        self, concurrency: int, mix: Mix, until: Until, *, seed: int, think_s: Distribution = NO_PAUSE
     ) -> None:
         """`think_s`: seconds between the end of a client's request and its next one."""
         self._concurrency = concurrency

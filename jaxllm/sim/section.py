@@ -1,0 +1,180 @@
+"""Settings of a simulation, read key by key; what nobody asks for is refused."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from jaxllm.errors import ConfigError, shown
+
+_NOTHING = object()
+
+
+class Lined(dict[str, Any]):
+    """A mapping of a YAML file that knows the line of each of its keys."""
+
+    def __init__(self, items: Iterable[tuple[str, Any]], lines: Mapping[str, int]) -> None:
+        super().__init__(items)
+        self.lines = dict(lines)
+
+
+def load_lined(path: str | Path) -> Lined:
+    """A YAML file whose top is a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML or no mapping, or has a key twice or one that is no text.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        value = {} if node is None else _value(node, path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(value, Lined):
+        raise ConfigError(f"{path} holds {type(value).__name__}; accepted: lines of KEY: VALUE")
+    return value
+
+
+def _value(node: Any, path: Path) -> Any:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        items: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key, line = _value(key_node, path), key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ConfigError(f"{path}, line {line}: key {shown(key)}; accepted: text")
+            if key in items:
+                raise ConfigError(f"{path}, line {line}: key {key!r} again, after line {lines[key]}")
+            lines[key], items[key] = line, _value(value_node, path)
+        return Lined(items.items(), lines)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, path) for item in node.value]
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node)
+    finally:
+        loader.dispose()
+
+
+class Section:
+    """One mapping of settings. Mutable: it notes what was read; `done` refuses the rest.
+
+    Every method raises `ConfigError` that names the key, its line where the mapping is a `Lined`, the
+    value and what is accepted.
+    """
+
+    def __init__(self, spec: object, where: str) -> None:
+        """`where`: the file and the way to this mapping, such as "sim.yaml: workload"."""
+        if not isinstance(spec, Mapping):
+            raise ConfigError(f"{where}={shown(spec)}; accepted: a mapping")
+        self.where = where
+        self._spec = cast("Mapping[str, Any]", spec)
+        self._read: set[str] = set()
+        self._lines: Mapping[str, int] = spec.lines if isinstance(spec, Lined) else {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._spec
+
+    def fail(self, key: str, value: object, accepted: str) -> ConfigError:
+        return ConfigError(f"{self.path(key)}={shown(value)}; accepted: {accepted}")
+
+    def path(self, key: str) -> str:
+        """A key for a message, with its line."""
+        line = self._lines.get(key)
+        return f"{self.where}.{key}" + ("" if line is None else f" (line {line})")
+
+    def take(self, key: str, default: Any = _NOTHING, *, accepted: str = "a value") -> Any:
+        """The value as it is."""
+        self._read.add(key)
+        if key in self._spec:
+            return self._spec[key]
+        if default is _NOTHING:
+            raise ConfigError(f"{self.where}.{key} is missing; accepted: {accepted}")
+        return default
+
+    def whole(self, key: str, default: Any = _NOTHING, *, low: int = 0, high: int = 2**53) -> Any:
+        """A whole number; `default` as it is."""
+        accepted = f"a whole number from {low} to {high}" if high < 2**53 else f"a whole number, at least {low}"
+        value = self.take(key, default, accepted=accepted)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(key, value, accepted)
+        return value
+
+    def number(
+        self, key: str, default: Any = _NOTHING, *, above: float | None = None, low: float = 0.0, high: float = 1e12
+    ) -> Any:
+        """A finite number from `low`, or above `above`, to `high`; `default` as it is."""
+        beginning = f"above {above:g}" if above is not None else f"at least {low:g}"
+        accepted = f"a number {beginning}" + ("" if high == 1e12 else f", at most {high:g}")
+        value = self.take(key, default, accepted=accepted)
+        if value is default:
+            return value
+        if not is_number(value) or not (value > above if above is not None else value >= low) or value > high:
+            raise self.fail(key, value, accepted)
+        return float(value)
+
+    def text(self, key: str, default: Any = _NOTHING, *, choices: Sequence[str] = ()) -> Any:
+        """Text that is not empty, or one of `choices`; `default` as it is."""
+        accepted = ", ".join(choices) if choices else "text"
+        value = self.take(key, default, accepted=accepted)
+        if value is default:
+            return value
+        if not isinstance(value, str) or not value or (choices and value not in choices):
+            raise self.fail(key, value, accepted)
+        return value
+
+    def switch(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, value, "true or false")
+        return value
+
+    def one_of(self, *keys: str) -> str:
+        """The one of these keys that is there."""
+        given = [key for key in keys if key in self._spec]
+        if len(given) != 1:
+            said = "none of them is given" if not given else f"given: {', '.join(map(self.path, given))}"
+            raise ConfigError(f"{self.where}: {said}; accepted: exactly one of {', '.join(keys)}")
+        return given[0]
+
+    def items(self, key: str, default: Any = _NOTHING) -> list[Any]:
+        """A list that is not empty."""
+        value = self.take(key, default, accepted="a list")
+        if value is default:
+            return value
+        if not isinstance(value, list | tuple) or not value:
+            raise self.fail(key, value, "a list, not empty")
+        return list(cast("Sequence[Any]", value))
+
+    def inner(self, key: str) -> Section:
+        """The mapping under a key."""
+        return Section(self.take(key, accepted="a mapping"), self.path(key))
+
+    def done(self) -> None:
+        """Refuse keys that nobody has asked for."""
+        for key in self._spec:
+            if key not in self._read:
+                close = difflib.get_close_matches(str(key), self._read, n=1)
+                accepted = f"did you mean {close[0]!r}?" if close else f"accepted: {', '.join(sorted(self._read))}"
+                raise ConfigError(f"{self.path(key)}: unknown key; {accepted}")
+
+
+def is_number(value: object) -> bool:
+    """A finite one; neither true nor false, nor an integer that no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
