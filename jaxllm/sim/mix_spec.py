@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 from jaxllm.errors import ConfigError, RequestError
@@ -41,7 +42,7 @@ def lengths_of(section: Section, key: str, *, low: int = 1) -> IntDistribution:
         if not values or not all(_is_length(each, low) for each in values):
             raise section.fail(key, value, accepted)
         return Lengths(Listed(tuple(float(each) for each in values)), low)
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         if not _is_length(value, low):
             raise section.fail(key, value, accepted)
         return Lengths(Constant(float(value)), low)
@@ -56,6 +57,10 @@ def lengths_of(section: Section, key: str, *, low: int = 1) -> IntDistribution:
     return lengths
 
 
+def _is_length(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MAX_TOKENS
+
+
 def duration_of(section: Section, key: str, default: Distribution) -> Distribution:
     """Seconds, at least 0: a number, a list of which each is as likely, or a distribution.
 
@@ -66,7 +71,7 @@ def duration_of(section: Section, key: str, default: Distribution) -> Distributi
     value: Any = section.take(key, default)
     if value is default:
         return default
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         inner = section.inner(key)
         inner.text("kind", choices=_KINDS)
         drawn = _distribution(inner)

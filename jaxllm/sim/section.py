@@ -32,37 +32,49 @@ def load_lined(path: str | Path) -> Lined:
     path = Path(path)
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        value = {} if node is None else _value(node, path)
+        value = {} if node is None else _Nodes(path).value(node)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
-    if not isinstance(value, Lined):
+    if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds {type(value).__name__}; accepted: lines of KEY: VALUE")
-    return value
+    return value if isinstance(value, Lined) else Lined((), {})
 
 
-def _value(node: Any, path: Path) -> Any:
-    import yaml
+class _Nodes:
+    """Values of YAML nodes, each made once however often an alias names it. Mutable; of one file."""
 
-    if isinstance(node, yaml.MappingNode):
+    def __init__(self, path: Path) -> None:
+        import yaml
+
+        self._path = path
+        self._loader = yaml.SafeLoader("")
+        self._known: dict[int, Any] = {}
+
+    def value(self, node: Any) -> Any:
+        if id(node) not in self._known:
+            self._known[id(node)] = self._made(node)
+        return self._known[id(node)]
+
+    def _made(self, node: Any) -> Any:
+        if node.id == "mapping":
+            return self._mapping(node)
+        if node.id == "sequence":
+            return [self.value(item) for item in node.value]
+        return self._loader.construct_object(node)
+
+    def _mapping(self, node: Any) -> Lined:
         lines: dict[str, int] = {}
         items: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, line = _value(key_node, path), key_node.start_mark.line + 1
+            key, line = self.value(key_node), key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise ConfigError(f"{path}, line {line}: key {shown(key)}; accepted: text")
+                raise ConfigError(f"{self._path}, line {line}: key {shown(key)}; accepted: text")
             if key in items:
-                raise ConfigError(f"{path}, line {line}: key {key!r} again, after line {lines[key]}")
-            lines[key], items[key] = line, _value(value_node, path)
+                raise ConfigError(f"{self._path}, line {line}: key {key!r} again, after line {lines[key]}")
+            lines[key], items[key] = line, self.value(value_node)
         return Lined(items.items(), lines)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, path) for item in node.value]
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node)
-    finally:
-        loader.dispose()
 
 
 class Section:

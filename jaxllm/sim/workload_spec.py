@@ -99,7 +99,7 @@ def _agents(section: Section, seed: int, folder: Path) -> Workload:
 
 def _azure(section: Section, seed: int, folder: Path) -> Workload:
     limit = section.whole("limit", None, low=1)
-    rows = read_trace(folder / section.text("file"), AZURE, limit=limit)
+    rows = read_trace(_file(section, folder), AZURE, limit=limit)
     return Replay(rows, _trace_mix(section, seed), speed=section.number("speed", 1.0, above=0))
 
 
@@ -107,7 +107,7 @@ def _burstgpt(section: Section, seed: int, folder: Path) -> Workload:
     keys = {"model": "Model", "log_type": "Log Type"}
     only = {column: section.text(key, None) for key, column in keys.items()}
     rows = read_trace(
-        folder / section.text("file"),
+        _file(section, folder),
         BURSTGPT,
         limit=section.whole("limit", None, low=1),
         only={column: text for column, text in only.items() if text is not None},
@@ -118,7 +118,7 @@ def _burstgpt(section: Section, seed: int, folder: Path) -> Workload:
 def _jaxllm_trace(section: Section, seed: int, folder: Path) -> Workload:
     del seed  # nothing is drawn
     limit, speed = section.whole("limit", None, low=1), section.number("speed", 1.0, above=0)
-    return read_recorded(folder / section.text("file"), speed=speed, limit=limit)
+    return read_recorded(_file(section, folder), speed=speed, limit=limit)
 
 
 _KINDS: dict[str, Callable[[Section, int, Path], Workload]] = {
@@ -135,6 +135,13 @@ _KINDS: dict[str, Callable[[Section, int, Path], Workload]] = {
 
 
 # Parts that several kinds have
+
+
+def _file(section: Section, folder: Path) -> Path:
+    path = folder / Path(section.text("file")).expanduser()
+    if not path.is_file():
+        raise section.fail("file", str(path), "a file that exists")
+    return path
 
 
 def _process(section: Section) -> Process:
@@ -214,7 +221,7 @@ def _prefixes(section: Section) -> Prefixes | None:
 def _read_conversations(section: Section, folder: Path) -> Any:
     """Of `lengths`: {file, max_prompt, max_output}."""
     inner = section.inner("lengths")
-    path = folder / inner.text("file")
+    path = _file(inner, folder)
     bounds = {key: inner.whole(key, None, low=1) for key in ("max_prompt", "max_output")}
     inner.done()
     return read_conversations(path, **{key: bound for key, bound in bounds.items() if bound is not None})
