@@ -11,6 +11,7 @@ import msgspec
 from jaxllm.engine.messages import AddRequest
 from jaxllm.engine.trace import FORMAT, Aborted, Arrived, Collected, Decision, Header, Line, Planned
 from jaxllm.errors import ConfigError, JaxLLMError
+from jaxllm.scheduler.limits import Deadlines
 from jaxllm.scheduler.repetition import RepetitionWatches
 from jaxllm.scheduler.stop import StopRules
 from jaxllm.sim.executor import any_token
@@ -117,19 +118,25 @@ class _Reader:
     _decisions: dict[int, Decision] = field(default_factory=dict[int, Decision])  # of steps in flight
     _repetition: RepetitionWatches = field(default_factory=RepetitionWatches)
     _stop: StopRules = field(init=False)
+    _deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stop = StopRules(frozenset(self.header.eos_ids), self.header.scheduler.max_model_len)
+        config = self.header.scheduler
+        self._stop = StopRules(frozenset(self.header.eos_ids), config.max_model_len)
+        self._deadlines = Deadlines(config.default_deadline_s)
 
     def take(self, line: Line) -> None:
         match line:
             case Arrived():
                 if line.request.request_id in self.answers:
                     raise _Wrong(f"request_id={line.request.request_id!r} a second time; accepted: new ones")
-                self.answers[line.request.request_id] = _Answer(_request(line.request))
+                request = _request(line.request)
+                self.answers[request.request_id] = _Answer(request)
+                self._deadlines.add(request)
             case Aborted():
                 self._end(line.request_ids)
             case Planned():
+                self._end(request.request_id for request in self._deadlines.take(line.now_s))
                 if line.decision is not None:
                     self._decisions[line.decision.step] = line.decision
                     self._end(line.decision.finished)
