@@ -24,7 +24,7 @@ from jaxllm.sim.workload import Workload
 
 
 def make_workload(spec: Mapping[str, Any], seed: int, where: str, *, folder: Path = Path()) -> Workload:
-    """The workload that a section describes; see docs for its keys.
+    """The workload that a section describes; docs/sim-workloads.md lists its keys.
 
     Args:
         spec: the section; a `Lined` one lets messages name lines.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections import defaultdict
 
@@ -46,7 +47,7 @@ def by_session(result):
 @pytest.mark.parametrize("spec", [CHATS, AGENTS, {**CHATS, "rate": [[5, 1.0], [5, 4.0]], "burstiness": 0.5}])
 def test_each_turn_carries_all_that_was_said_and_the_answers_length_in_between(spec):
     for turns in by_session(run(spec)):
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in itertools.pairwise(turns):
             said = before.arrival.num_prompt
             assert after.arrival.prompt_ids[:said] == before.arrival.prompt_ids
             assert after.arrival.num_prompt > said + before.num_output
@@ -79,7 +80,7 @@ def test_tenants_may_have_system_texts_of_their_own():
 
 def test_the_prefix_cache_finds_the_history_in_whole_pages():
     for turns in by_session(run(CHATS)):
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in itertools.pairwise(turns):
             computed = before.arrival.num_prompt + before.num_output - 1  # the last token was not computed
             assert after.num_hits >= computed // 16 * 16
 
@@ -89,16 +90,14 @@ def test_an_agent_sends_one_request_more_than_it_calls_tools_and_waits_for_each(
         assert len(turns) in (1, 2, 5)
         assert [served.num_output for served in turns] == [6] * (len(turns) - 1) + [20]
         assert turns[0].arrival.num_prompt == 350
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in itertools.pairwise(turns):
             assert after.arrival.at_s == pytest.approx(before.end_s + 0.7)
             assert 10 <= after.arrival.num_prompt - before.arrival.num_prompt - 6 <= 50
 
 
 def test_so_many_conversations_are_held_at_a_time():
     spec = {key: value for key, value in CHATS.items() if key != "rate"} | {"concurrency": 3}
-    ends = []
-    for turns in by_session(run(spec)):
-        ends.append((turns[0].arrival.at_s, turns[-1].end_s))
+    ends = [(turns[0].arrival.at_s, turns[-1].end_s) for turns in by_session(run(spec))]
     for at_s, _ in ends:
         assert sum(start <= at_s < end for start, end in ends) <= 3
     assert len(ends) == 25

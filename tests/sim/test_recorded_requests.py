@@ -12,7 +12,7 @@ from jaxllm.engine.core import EngineCore
 from jaxllm.engine.trace import Arrived, Line
 from jaxllm.errors import ConfigError
 from jaxllm.sim.executor import any_token
-from jaxllm.sim.recorded import read_recorded
+from jaxllm.sim.recorded import Recorded, read_recorded
 from jaxllm.sim.replica import EngineSetup
 from jaxllm.sim.simulator import simulate
 from jaxllm.sim.workload_spec import make_workload, tokens_of
@@ -23,7 +23,7 @@ from tests.sim.workload_runs import Steps
 @pytest.fixture
 def told(monkeypatch):
     """Output ids by request, as the core tells them to the front end."""
-    answers = defaultdict(tuple)
+    answers = defaultdict[str, tuple[int, ...]](tuple)
     step = EngineCore.step
 
     def heard(core):
@@ -79,6 +79,7 @@ def test_a_simulation_answers_with_the_recorded_tokens(tmp_path, told):
     recorded = dict(told)
     told.clear()
     workload = make_workload({"kind": "jaxllm_trace", "file": "trace.jsonl"}, 0, "test: workload", folder=tmp_path)
+    assert isinstance(workload, Recorded)
     header = workload.header
     setup = EngineSetup(scheduler=header.scheduler, cache=CacheConfig(page_size=4, num_pages=64))
     result = simulate(setup, Steps(), workload, tokens=tokens_of(workload))

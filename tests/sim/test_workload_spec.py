@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from jaxllm.errors import ConfigError
 from jaxllm.sim.section import Section, load_lined
@@ -147,3 +151,19 @@ def test_a_section_gives_a_default_where_a_key_is_absent():
     assert section.whole("b", None) is None
     assert section.number("c", 2.5) == 2.5
     section.done()
+
+
+def test_the_examples_of_the_documentation_are_accepted():
+    text = (Path(__file__).parents[2] / "docs" / "sim-workloads.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        spec = yaml.safe_load(example)
+        spec.update({"num_sessions": 5} if "num_sessions" in spec else {"num_requests": 50})
+        assert len(list(make_workload(spec, 0, "docs").start())) == spec.get("num_requests", 5)
+
+
+def test_every_kind_is_in_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "sim-workloads.md").read_text()
+    kinds = refusal({}).partition("accepted: ")[2].split(", ")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"kind"} == set(kinds)

@@ -22,7 +22,7 @@ class Steps:
 
 
 def setup(**scheduler):
-    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 4096} | scheduler)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=4096, **scheduler)
     return EngineSetup(scheduler=config, cache=CacheConfig(page_size=16, num_pages=2000))
 
 
