@@ -27,25 +27,28 @@ class System:
 NO_SYSTEM = System()
 
 
+@dataclass(frozen=True, slots=True)
 class DrawnTurns:
     """Numbers of turns and lengths at random."""
 
-    def __init__(self, num_turns: IntDistribution, pairs: Pairs) -> None:
-        self._num_turns = num_turns
-        self._pairs = pairs
+    num_turns: IntDistribution
+    pairs: Pairs
 
     def draw(self, rng: random.Random) -> Sequence[tuple[int, int]]:
-        return [self._pairs.draw(rng) for _ in range(self._num_turns.draw(rng))]
+        return [self.pairs.draw(rng) for _ in range(self.num_turns.draw(rng))]
 
 
+@dataclass(frozen=True, slots=True)
 class SeenTurns:
     """Conversations that were seen, each as likely; none is empty."""
 
-    def __init__(self, seen: Sequence[Sequence[tuple[int, int]]]) -> None:
-        self._seen = seen
+    seen: tuple[tuple[tuple[int, int], ...], ...]
+
+    def __deepcopy__(self, memo: object) -> SeenTurns:
+        return self
 
     def draw(self, rng: random.Random) -> Sequence[tuple[int, int]]:
-        return self._seen[int(rng.random() * len(self._seen))]
+        return self.seen[int(rng.random() * len(self.seen))]
 
 
 class ChatWriter:

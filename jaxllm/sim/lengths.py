@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,7 +126,10 @@ class Independent:
 class FromPairs:
     """Pairs that were seen, each as likely."""
 
-    seen: Sequence[tuple[int, int]]
+    seen: tuple[tuple[int, int], ...]
+
+    def __deepcopy__(self, memo: object) -> FromPairs:
+        return self
 
     def draw(self, rng: random.Random) -> tuple[int, int]:
         return self.seen[int(rng.random() * len(self.seen))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,22 +16,32 @@ NO_PAUSE = Constant(0.0)
 
 
 class OpenLoop:
-    """Implements `Workload`: moments of a process, requests of a mix. Mutable; its own iterator."""
+    """Implements `Workload`: moments of a process, requests of a mix. Frozen: each start gives the same requests."""
 
     def __init__(self, process: Process, mix: Mix, until: Until, *, seed: int) -> None:
         self._process = process
         self._mix = mix
         self._until = until
-        self._rng = random.Random(f"{seed}/arrivals")
-        self._number = 0
-        self._now_s = 0.0
+        self._seed = seed
 
     def start(self) -> Iterator[Arrival]:
-        return self
+        return _Sent(self._process, copy.deepcopy(self._mix), self._until, random.Random(f"{self._seed}/arrivals"))
 
     def ended(self, arrival: Arrival, at_s: float, output_ids: Sequence[int]) -> Sequence[Arrival]:
         del arrival, at_s, output_ids
         return ()
+
+
+class _Sent:
+    """The requests of an open loop, picklable. Mutable."""
+
+    def __init__(self, process: Process, mix: Mix, until: Until, rng: random.Random) -> None:
+        self._process = process
+        self._mix = mix
+        self._until = until
+        self._rng = rng
+        self._number = 0
+        self._now_s = 0.0
 
     def __iter__(self) -> Iterator[Arrival]:
         return self
@@ -52,17 +63,17 @@ class ClosedLoop:
     def __init__(
         self, concurrency: int, mix: Mix, until: Until, *, seed: int, think_s: Distribution = NO_PAUSE
     ) -> None:
-        """`think_s`: seconds between the end of a client's request and its next one."""
-        self._concurrency = concurrency
+        """`think_s`: seconds from the end of a client's request to its next one. `mix` is the loop's from now on."""
         self._mix = mix
         self._until = until
         self._think_s = think_s
         self._rng = random.Random(f"{seed}/think")
         self._number = 0
+        first = [self._next(0.0) for _ in range(concurrency)]
+        self._first = tuple(arrival for arrival in first if arrival is not None)
 
     def start(self) -> Iterable[Arrival]:
-        first = [self._next(0.0) for _ in range(self._concurrency)]
-        return [arrival for arrival in first if arrival is not None]
+        return self._first
 
     def ended(self, arrival: Arrival, at_s: float, output_ids: Sequence[int]) -> Sequence[Arrival]:
         del arrival

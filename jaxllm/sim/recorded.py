@@ -32,7 +32,7 @@ class RecordedTokens:
 
 
 class Recorded:
-    """Implements `Workload`: the requests of a recorded run, in order of their arrival. Mutable.
+    """Implements `Workload`: the requests of a recorded run, in order of their arrival. Frozen.
 
     Requests are answered with as many tokens as they were, and `tokens` are those. They come under
     their own ids; siblings of one prompt come as requests of their own. Those that got no answer are
@@ -46,7 +46,7 @@ class Recorded:
         self._arrivals = tuple(arrivals)
 
     def start(self) -> Iterable[Arrival]:
-        return iter(self._arrivals)
+        return self._arrivals
 
     def ended(self, arrival: Arrival, at_s: float, output_ids: Sequence[int]) -> Sequence[Arrival]:
         del arrival, at_s, output_ids

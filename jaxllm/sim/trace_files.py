@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
@@ -103,13 +104,12 @@ def read_trace(
 
 
 class Replay:
-    """Implements `Workload`: the requests of a trace, `speed` times as fast. Mutable; its own iterator."""
+    """Implements `Workload`: the requests of a trace, `speed` times as fast. Frozen: each start gives the same."""
 
     def __init__(self, rows: TraceRows, mix: Mix, *, speed: float = 1.0) -> None:
         self._rows = rows
         self._mix = mix
         self._speed = speed
-        self._number = 0
 
     @property
     def num_left_out(self) -> int:
@@ -117,11 +117,21 @@ class Replay:
         return self._rows.num_left_out
 
     def start(self) -> Iterator[Arrival]:
-        return self
+        return _Replayed(self._rows, copy.deepcopy(self._mix), self._speed)
 
     def ended(self, arrival: Arrival, at_s: float, output_ids: Sequence[int]) -> Sequence[Arrival]:
         del arrival, at_s, output_ids
         return ()
+
+
+class _Replayed:
+    """The requests of a trace, picklable. Mutable."""
+
+    def __init__(self, rows: TraceRows, mix: Mix, speed: float) -> None:
+        self._rows = rows
+        self._mix = mix
+        self._speed = speed
+        self._number = 0
 
     def __iter__(self) -> Iterator[Arrival]:
         return self

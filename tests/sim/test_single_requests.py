@@ -122,3 +122,15 @@ def test_a_pickled_workload_goes_on_where_it_was(spec):
         next(coming)
     again = pickle.loads(pickle.dumps(coming))
     assert list(again) == list(coming)
+
+
+@pytest.mark.parametrize("spec", [OPEN, {**OPEN, "prefixes": {"count": 4, "tokens": 32}}, CLOSED])
+def test_each_start_gives_the_same_requests(spec):
+    workload = make_workload(spec, 3, "test: workload")
+    first = list(workload.start())
+    for arrival in first[:3]:
+        workload.ended(arrival, 5.0, [1])
+    assert list(workload.start()) == first
+    again = pickle.loads(pickle.dumps(workload))
+    assert list(again.start()) == first
+    assert again.ended(first[3], 6.0, [1]) == workload.ended(first[3], 6.0, [1])
