@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "offline batch: prompts in, text or JSON lines out",
     "chat": "chat in the terminal, in process or against a server",
     "bench": "latency, throughput, load on a server, start-up, host cost",
+    "simulate": "the scheduler on a modelled device: policies, fleets, what-ifs, without a model",
     "models": "architectures and formats that are supported",
     "collect-env": "what to say about this machine in a bug report",
 }

@@ -51,7 +51,7 @@ class EngineCore:
         trace: TraceRecorder | None = None,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
-        """`phases`: what the front end spends, counted in the steps it belongs to. `recorder`: in place of one of its own.
+        """`phases`: what the front end spends, counted in the steps it belongs to. `recorder`: in place of its own.
 
         `trace` and `kv_events` are closed with the core.
         """

@@ -8,13 +8,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from jaxllm.errors import ConfigError
-from jaxllm.sim.fleet import Fleet, FleetSetup, FleetState
 from jaxllm.sim.simulator import Run
-from jaxllm.sim.workload import Workload
 
 _FORMAT = "jaxllm simulation 1"
+
+
+class Resumable(Protocol):
+    """A simulation that can be left and taken up again: one engine, or a fleet."""
+
+    def start(self) -> None: ...
+    def advance(self) -> bool: ...
+    def dump(self) -> Any: ...
+    def resume(self, dumped: Any) -> None: ...
+    def finish(self) -> Run: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +31,11 @@ class _Saved:
     format: str
     config: str  # digest of what is simulated
     num_workers: int
-    state: FleetState
-    replicas: list[bytes]
+    dumped: bytes
 
 
 class Checkpoint:
-    """Saves a fleet now and then. The file is this program's own: it is unpickled, so do not take one from others.
+    """Saves a simulation now and then. The file is this program's own: it is unpickled, so do not take one from others.
 
     Raises:
         ConfigError: the file cannot be read or written, or is of another simulation.
@@ -43,8 +51,8 @@ class Checkpoint:
         self._clock_s = clock_s
         self._saved_s = clock_s()
 
-    def load(self, num_workers: int) -> tuple[FleetState, list[bytes]] | None:
-        """What was saved; None if there is no file."""
+    def load(self, num_workers: int) -> Any:
+        """What was dumped; None if there is no file."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
@@ -62,16 +70,15 @@ class Checkpoint:
                 f"checkpoint={str(self._path)!r} is of another simulation or number of workers; accepted: the config, "
                 f"policy, seed and --workers={saved.num_workers} that it was written with, or another file"
             )
-        return saved.state, saved.replicas
+        return pickle.loads(saved.dumped)
 
-    def save_if_due(self, fleet: Fleet, num_workers: int) -> None:
+    def save_if_due(self, running: Resumable, num_workers: int) -> None:
         if self._clock_s() - self._saved_s >= self._every_s:
-            self.save(fleet, num_workers)
+            self.save(running, num_workers)
 
-    def save(self, fleet: Fleet, num_workers: int) -> None:
+    def save(self, running: Resumable, num_workers: int) -> None:
         """Whole or not at all: a process that is killed meanwhile leaves the file of before."""
-        state, replicas = fleet.dump()
-        content = pickle.dumps(_Saved(_FORMAT, self._config, num_workers, state, replicas))
+        content = pickle.dumps(_Saved(_FORMAT, self._config, num_workers, pickle.dumps(running.dump())))
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
             beside.write_bytes(content)
@@ -84,18 +91,15 @@ class Checkpoint:
         self._path.unlink(missing_ok=True)
 
 
-def run_with_checkpoints(
-    setup: FleetSetup, workload: Workload, checkpoint: Checkpoint, *, num_workers: int = 1, look_every: int = 16
-) -> Run:
+def run_with_checkpoints(running: Resumable, checkpoint: Checkpoint, *, num_workers: int = 1) -> Run:
     """Go on from the checkpoint if there is one, else begin; the file goes when the run is done."""
-    fleet = Fleet(setup, workload, num_workers=num_workers, look_every=look_every)
-    saved = checkpoint.load(num_workers)
-    if saved is None:
-        fleet.start()
+    dumped = checkpoint.load(num_workers)
+    if dumped is None:
+        running.start()
     else:
-        fleet.resume(*saved)
-    while fleet.run_window():
-        checkpoint.save_if_due(fleet, num_workers)
-    run = fleet.finish()
+        running.resume(dumped)
+    while running.advance():
+        checkpoint.save_if_due(running, num_workers)
+    run = running.finish()
     checkpoint.remove()
     return run

@@ -24,6 +24,11 @@ class KVLoaded:
 
     cost: CostModel
 
+    def num_computed(self, plan: SchedulerOutput) -> int:
+        """Tokens that are computed here: of a prompt only the last one, which comes from elsewhere without its KV."""
+        num = plan.rows.num_decode
+        return num + int(plan.rows.samples[num:].sum())
+
     def step_seconds(self, plan: SchedulerOutput) -> float:
         rows, num = plan.rows, plan.rows.num_decode
         if num == 0:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 
 from jaxllm.engine.executor import Ticket
 from jaxllm.sim.clock import VirtualClock
-from jaxllm.sim.cost import CostModel
+from jaxllm.sim.cost import CostModel, KVLoaded
 from jaxllm.types.step import SchedulerOutput, StepOutput
 
 TokenSource = Callable[[str, int], int]  # (request id, position) -> the token that is sampled for that position
@@ -31,6 +32,7 @@ class SimulatedExecutor:
         self, cost: CostModel, clock: VirtualClock, *, host_s: float = 0.0, tokens: TokenSource = any_token
     ) -> None:
         self.num_tokens = 0  # computed in all steps
+        self.plan_hash = b""  # of all plans: equal for runs that decided the same
         self.busy_s = 0.0
         self._cost = cost
         self._clock = clock
@@ -44,7 +46,8 @@ class SimulatedExecutor:
         started_s = max(self._clock.now_s(), self._free_s)
         self._free_s = started_s + seconds
         self.busy_s += seconds
-        self.num_tokens += plan.total_tokens
+        self.num_tokens += self._cost.num_computed(plan) if isinstance(self._cost, KVLoaded) else plan.total_tokens
+        self.plan_hash = _chained(self.plan_hash, plan)
         return Ticket(plan.step_id, (plan, self._free_s, seconds))
 
     def collect(self, ticket: Ticket) -> StepOutput:
@@ -58,3 +61,10 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _chained(before: bytes, plan: SchedulerOutput) -> bytes:
+    rows = plan.rows
+    columns = (rows.slots, rows.starts, rows.num_tokens, *(diff.pages for diff in plan.page_diffs))
+    ids = "\n".join(rows.request_ids).encode()
+    return blake2b(b"".join((before, ids, *(column.tobytes() for column in columns))), digest_size=16).digest()

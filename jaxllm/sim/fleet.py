@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import islice
 from typing import Literal, overload
 
@@ -162,9 +163,9 @@ class Fleet:
                 self._start_replica(index, 0.0)
         self._read_workload()
 
-    def resume(self, state: FleetState, replicas: Sequence[bytes]) -> None:
+    def resume(self, dumped: tuple[FleetState, Sequence[bytes]]) -> None:
         """Go on from what `dump` gave, with as many workers as then."""
-        self.state = state
+        self.state, replicas = dumped
         for host, content in zip(self._hosts, replicas, strict=True):
             host.send("load", content)
             host.answer()
@@ -175,7 +176,7 @@ class Fleet:
             host.send("dump")
         return self.state, [host.answer() for host in self._hosts]
 
-    def run_window(self) -> bool:
+    def advance(self) -> bool:
         """One window; False, and nothing happens, if nothing is left to do."""
         state = self.state
         if not self._skip_idle():
@@ -211,6 +212,7 @@ class Fleet:
             sum(each.prefix_queries for each in totals),
             sum(each.prefix_hits for each in totals),
             replica_s=state.replica_s + alive_s,
+            plan_hash=blake2b(b"".join(each.plan_hash for each in totals), digest_size=16).hexdigest(),
         )
 
     # Requests
@@ -393,7 +395,7 @@ def run_fleet(setup: FleetSetup, workload: Workload, *, num_workers: int = 1, lo
     """From the first request to the last."""
     fleet = Fleet(setup, workload, num_workers=num_workers, look_every=look_every)
     fleet.start()
-    while fleet.run_window():
+    while fleet.advance():
         pass
     return fleet.finish()
 
@@ -429,7 +431,7 @@ def _served(journey: _Journey, end: Ended) -> Served:
         if end.first_s is not None and first.last_s is not None:
             longest_gap_s = max(longest_gap_s, end.first_s - first.last_s)
     return Served(
-        journey.arrival,
+        journey.arrival.without_prompt(),
         replica=end.replica,
         scheduled_s=first.scheduled_s,
         first_s=first.first_s,

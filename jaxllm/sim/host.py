@@ -61,6 +61,7 @@ class Totals:
     busy_s: float
     prefix_queries: int
     prefix_hits: int
+    plan_hash: bytes
 
 
 @dataclass(slots=True)
@@ -182,4 +183,5 @@ def _totals(replica: Replica) -> Totals:
         replica.executor.busy_s,
         replica.scheduler.prefix_queries,
         replica.scheduler.prefix_hits,
+        replica.executor.plan_hash,
     )

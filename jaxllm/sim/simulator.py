@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import TokenSource, any_token
 from jaxllm.sim.replica import Counts, EngineSetup, Replica, Served
 from jaxllm.sim.workload import Arrival, Workload
+
+_PIECE_S = 10.0  # of simulated time, between two looks at the real one
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,47 +28,77 @@ class Run:
     prefix_queries: int
     prefix_hits: int
     replica_s: float = 0.0  # replicas times the seconds they were there
+    plan_hash: str = ""  # equal for runs in which every step was decided the same
+
+
+class OneEngine:
+    """One engine and its workload, in pieces of time. Mutable; used once. Nothing depends on the pieces' length."""
+
+    def __init__(
+        self, setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens: TokenSource = any_token
+    ) -> None:
+        self._replica = Replica(setup, cost, tokens=tokens)
+        self._workload = workload
+        self._served: list[Served] = []
+        self._until_s = 0.0
+        self._num_taken = 0  # of the requests that come whatever happens
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._next: Arrival | None = None
+
+    def start(self) -> None:
+        self._arrivals = islice(iter(self._workload.start()), self._num_taken, None)
+        self._next = next(self._arrivals, None)
+
+    def advance(self) -> bool:
+        """Let some time pass; False, and nothing happens, if nothing is left to do."""
+        replica = self._replica
+        if self._next is None and not replica.num_open:
+            return False
+        end_s = self._until_s + _PIECE_S
+        if not replica.num_open and self._next is not None:
+            end_s = max(end_s, self._next.at_s + _PIECE_S)
+        while self._next is not None and self._next.at_s < end_s:
+            replica.put(self._next)
+            self._num_taken += 1
+            self._next = next(self._arrivals, None)
+        replica.run_until(end_s, self._note)
+        self._until_s = end_s
+        return True
+
+    def dump(self) -> Any:
+        return self._replica, self._workload, self._served, self._until_s, self._num_taken
+
+    def resume(self, dumped: Any) -> None:
+        """Go on from what `dump` gave."""
+        self._replica, self._workload, self._served, self._until_s, self._num_taken = dumped
+        self.start()
+
+    def finish(self) -> Run:
+        replica = self._replica
+        return Run(
+            self._served,
+            replica.clock.now_s(),
+            (replica.counts,),
+            replica.scheduler.num_preemptions,
+            replica.executor.num_tokens,
+            replica.executor.busy_s,
+            replica.scheduler.prefix_queries,
+            replica.scheduler.prefix_hits,
+            replica_s=replica.clock.now_s(),
+            plan_hash=replica.executor.plan_hash.hex(),
+        )
+
+    def _note(self, request: Served, output_ids: Sequence[int]) -> None:
+        self._served.append(request)
+        for following in self._workload.ended(request.arrival, self._replica.clock.now_s(), output_ids):
+            self._replica.put(following)
+        request.arrival = request.arrival.without_prompt()
 
 
 def simulate(setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens: TokenSource = any_token) -> Run:
     """Run until every request has ended."""
-    replica = Replica(setup, cost, tokens=tokens)
-    served: list[Served] = []
-
-    def on_end(request: Served, output_ids: Sequence[int]) -> None:
-        served.append(request)
-        for following in workload.ended(request.arrival, replica.clock.now_s(), output_ids):
-            replica.put(following)
-
-    coming = _Coming(iter(workload.start()))
-    while (arrival := coming.next) is not None:
-        replica.put(arrival)
-        coming.take()
-        replica.run_until(coming.at_s, on_end)
-    replica.run_until(float("inf"), on_end)
-    return Run(
-        served,
-        replica.clock.now_s(),
-        (replica.counts,),
-        replica.scheduler.num_preemptions,
-        replica.executor.num_tokens,
-        replica.executor.busy_s,
-        replica.scheduler.prefix_queries,
-        replica.scheduler.prefix_hits,
-        replica_s=replica.clock.now_s(),
-    )
-
-
-class _Coming:
-    """Requests that come whatever happens, one ahead."""
-
-    def __init__(self, arrivals: Iterator[Arrival]) -> None:
-        self._arrivals = arrivals
-        self.next: Arrival | None = next(arrivals, None)
-
-    def take(self) -> None:
-        self.next = next(self._arrivals, None)
-
-    @property
-    def at_s(self) -> float:
-        return float("inf") if self.next is None else self.next.at_s
+    engine = OneEngine(setup, cost, workload, tokens=tokens)
+    engine.start()
+    while engine.advance():
+        pass
+    return engine.finish()

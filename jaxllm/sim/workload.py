@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
 from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
 
@@ -21,6 +21,10 @@ class Arrival:
     service: ServiceParams = DEFAULT_SERVICE
     cache_salt: str | None = None
     session: str | None = None  # the conversation it belongs to
+
+    def without_prompt(self) -> Arrival:
+        """The same with a prompt of no memory, which has the length and other tokens."""
+        return replace(self, prompt_ids=cast("tuple[int, ...]", range(len(self.prompt_ids))))
 
     @property
     def num_prompt(self) -> int:

@@ -14,7 +14,7 @@ from tests.sim.workload_runs import Steps, setup
 
 
 def seen(fleet):
-    while fleet.run_window():
+    while fleet.advance():
         pass
     return [(s.arrival, s.first_s, s.end_s, s.num_output, s.replica) for s in fleet.finish().served]
 
@@ -27,8 +27,8 @@ def test_a_run_that_is_restarted_ends_as_one_that_is_not(spec):
     whole.start()
     cut.start()
     for _ in range(6):
-        assert cut.run_window()
+        assert cut.advance()
     state, replicas = pickle.loads(pickle.dumps(cut.dump()))
     restarted = Fleet(plan, make_workload(spec, 2, "test: workload"))
-    restarted.resume(state, replicas)
+    restarted.resume((state, replicas))
     assert seen(restarted) == seen(whole)

@@ -1,0 +1,254 @@
+"""A simulation as its YAML file describes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from jaxllm.config.engine import CacheConfig, SchedulerConfig
+from jaxllm.errors import ConfigError, JaxLLMError
+from jaxllm.scheduler.registry import create_policy
+from jaxllm.sim.cost import CostModel
+from jaxllm.sim.cost_spec import make_cost
+from jaxllm.sim.fleet import Autoscale, Failure, FleetSetup, Pool, Transfer
+from jaxllm.sim.metrics import Slo, make_slo
+from jaxllm.sim.replica import EngineSetup
+from jaxllm.sim.roofline import Roofline
+from jaxllm.sim.router import ROUTERS
+from jaxllm.sim.section import Section, load_lined
+from jaxllm.sim.workload import Workload
+from jaxllm.sim.workload_spec import make_workload
+
+_ROLES = ("whole", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What is to be run: each policy on each seed."""
+
+    path: Path
+    text: str
+    fleet: FleetSetup
+    is_fleet: bool  # else one engine, without a router
+    policies: tuple[PolicyChoice, ...]
+    seeds: tuple[int, ...]
+    workload_spec: Mapping[str, Any]
+    slo: Slo | None
+
+    def workload(self, seed: int) -> Workload:
+        return make_workload(self.workload_spec, seed, f"{self.path}: workload", folder=self.path.parent)
+
+    def setup(self, policy: PolicyChoice, seed: int) -> FleetSetup:
+        """The fleet, or the one engine, with that policy."""
+        pools = tuple(_with_policy(pool, policy) for pool in self.fleet.pools)
+        return replace(self.fleet, pools=pools, seed=seed)
+
+    def digest(self, policy: PolicyChoice, seed: int) -> str:
+        """Of all that decides the result, for checkpoints."""
+        content = msgspec.json.encode([self.text, policy.name, dict(policy.options), seed])
+        return hashlib.sha256(content).hexdigest()
+
+
+def load_simulation(path: str | Path) -> Simulation:
+    """
+    Raises:
+        ConfigError: the file cannot be read, or a key of it is unknown, missing or wrong; the message names the
+            file, the line and the key.
+    """
+    path = Path(path)
+    spec = load_lined(path)
+    root = Section(spec, f"{path}:")
+    engine = _Engine(root.inner("engine"))
+    cost = (
+        make_cost(root.take("cost", accepted="a mapping"), f"{path}: cost", folder=path.parent)
+        if "cost" in root
+        else None
+    )
+    fleet = root.inner("fleet") if "fleet" in root else None
+    slo = make_slo(root.take("slo"), f"{path}: slo") if "slo" in root else None
+    simulation = Simulation(
+        path=path,
+        text=path.read_text(encoding="utf-8"),
+        fleet=_fleet(fleet, engine, cost, path),
+        is_fleet=fleet is not None,
+        policies=_policies(root),
+        seeds=_seeds(root),
+        workload_spec=root.take("workload", accepted="a mapping"),
+        slo=slo,
+    )
+    root.done()
+    simulation.workload(simulation.seeds[0])  # a wrong one is told of now
+    return simulation
+
+
+class _Engine:
+    """The `engine` section: names of flags, and `host_s`."""
+
+    def __init__(self, section: Section, base: _Engine | None = None) -> None:
+        self.section = section
+        old, cache = (base.scheduler, base.cache) if base is not None else (SchedulerConfig(), CacheConfig())
+        self.num_pages = section.whole("num_pages", base.num_pages if base is not None else None, low=2)
+        self.scheduler = replace(
+            old,
+            max_num_seqs=section.whole("max_num_seqs", old.max_num_seqs, low=1),
+            max_num_batched_tokens=section.whole("max_num_batched_tokens", old.max_num_batched_tokens, low=1),
+            max_model_len=section.whole("max_model_len", old.max_model_len, low=2),
+            enable_chunked_prefill=section.switch("enable_chunked_prefill", old.enable_chunked_prefill),
+            long_prefill_token_threshold=section.whole(
+                "long_prefill_token_threshold", old.long_prefill_token_threshold
+            ),
+            max_num_partial_prefills=section.whole("max_num_partial_prefills", old.max_num_partial_prefills, low=1),
+            max_long_partial_prefills=section.whole("max_long_partial_prefills", old.max_long_partial_prefills, low=1),
+            decode_budget_share=section.number("decode_budget_share", old.decode_budget_share, high=0.99),
+            in_batch_prefix_sharing=section.switch("in_batch_prefix_sharing", old.in_batch_prefix_sharing),
+            async_scheduling=section.switch("async_scheduling", old.async_scheduling),
+            max_num_queued_reqs=section.whole("max_num_queued_reqs", old.max_num_queued_reqs, low=1),
+            max_num_queued_tokens=section.whole("max_num_queued_tokens", old.max_num_queued_tokens, low=1),
+            default_deadline_s=section.number("default_deadline_s", old.default_deadline_s, above=0),
+        )
+        self.cache = replace(
+            cache,
+            page_size=section.whole("page_size", cache.page_size, low=1, high=4096),
+            enable_prefix_caching=section.switch("enable_prefix_caching", cache.enable_prefix_caching),
+            enable_partial_page_reuse=section.switch("enable_partial_page_reuse", cache.enable_partial_page_reuse),
+        )
+        self.host_s = section.number("host_s", base.host_s if base is not None else 0.0, high=10.0)
+        section.done()
+
+    def setup(self, cost: CostModel) -> EngineSetup:
+        """Pages as given, else as many as the described device has room for."""
+        num_pages = self.num_pages
+        if num_pages is None:
+            if not isinstance(cost, Roofline):
+                raise ConfigError(f"{self.section.where}.num_pages is missing; accepted: a whole number, at least 2")
+            num_pages = 1 + cost.kv_capacity_tokens() // self.cache.page_size
+            if num_pages < 2:
+                raise ConfigError(
+                    f"{self.section.where}: {cost.model.name} leaves no memory for KV on {cost.device.name}"
+                )
+        return EngineSetup(scheduler=self.scheduler, cache=replace(self.cache, num_pages=num_pages), host_s=self.host_s)
+
+
+def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, path: Path) -> FleetSetup:
+    if section is None:
+        if cost is None:
+            raise ConfigError(f"{path}: cost is missing; accepted: a mapping")
+        return FleetSetup(pools=(Pool(name="engine", setup=engine.setup(cost), cost=cost, num_replicas=1),))
+    pools: list[Pool] = []
+    for number, content in enumerate(section.items("pools")):
+        pools.append(_pool(Section(content, f"{section.path('pools')}[{number}]"), engine, cost, path))
+    transfer = _transfer(section.inner("transfer")) if "transfer" in section else None
+    failures = [
+        _failure(Section(content, f"{section.path('failures')}[{number}]"))
+        for number, content in enumerate(section.items("failures", []))
+    ]
+    report_s = section.number("report_s", 0.1, above=0)
+    section.done()
+    try:
+        return FleetSetup(pools=tuple(pools), report_s=report_s, transfer=transfer, failures=tuple(failures))
+    except ConfigError as error:
+        raise ConfigError(f"{section.where}: {error}") from None
+
+
+def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path) -> Pool:
+    name = section.text("name", "pool")
+    if "cost" in section:
+        cost = make_cost(section.take("cost"), section.path("cost"), folder=path.parent)
+    if cost is None:
+        raise ConfigError(f"{section.where}.cost is missing; accepted: a mapping, here or at the top")
+    own = _Engine(section.inner("engine"), engine) if "engine" in section else engine
+    pool = Pool(
+        name=name,
+        setup=own.setup(cost),
+        cost=cost,
+        num_replicas=section.whole("num_replicas", low=1, high=100_000),
+        role=section.text("role", "whole", choices=_ROLES),
+        router=section.text("router", "least_loaded", choices=tuple(ROUTERS)),
+        autoscale=_autoscale(section.inner("autoscale")) if "autoscale" in section else None,
+    )
+    section.done()
+    return pool
+
+
+def _autoscale(section: Section) -> Autoscale:
+    found = Autoscale(
+        most=section.whole("most", low=1),
+        least=section.whole("least", 1, low=1),
+        high=section.number("high", 32.0, above=0),
+        low=section.number("low", 8.0),
+        startup_s=section.number("startup_s", 60.0),
+        cooldown_s=section.number("cooldown_s", 30.0),
+    )
+    section.done()
+    return found
+
+
+def _transfer(section: Section) -> Transfer:
+    found = Transfer(
+        bytes_per_token=section.number("bytes_per_token"),
+        bytes_per_s=section.number("bytes_per_s", above=0, high=1e15),
+        latency_s=section.number("latency_s", 0.0),
+    )
+    section.done()
+    return found
+
+
+def _failure(section: Section) -> Failure:
+    at_s, replica = section.number("at_s"), section.whole("replica")
+    down_s = section.number("down_s", float("inf"))
+    section.done()
+    return Failure(at_s=at_s, replica=replica, down_s=down_s)
+
+
+def _policies(root: Section) -> tuple[PolicyChoice, ...]:
+    choices: list[PolicyChoice] = []
+    for number, content in enumerate(root.items("policies", ["fcfs"])):
+        where = f"{root.path('policies')}[{number}]"
+        if isinstance(content, str):
+            choice = PolicyChoice(name=content, options={})
+        else:
+            section = Section(content, where)
+            options: Any = section.take("options", {})
+            if not isinstance(options, Mapping):
+                raise section.fail("options", options, "a mapping")
+            choice = PolicyChoice(name=section.text("name"), options=dict(cast("Mapping[str, Any]", options)))
+            section.done()
+        try:
+            create_policy(choice.name, choice.options)
+        except JaxLLMError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        choices.append(choice)
+    if len({choice.label for choice in choices}) < len(choices):
+        raise root.fail("policies", [choice.label for choice in choices], "each once")
+    return tuple(choices)
+
+
+def _seeds(root: Section) -> tuple[int, ...]:
+    seeds: Sequence[Any] = root.items("seeds", [0])
+    for seed in seeds:
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+            raise root.fail("seeds", list(seeds), "a list of whole numbers from 0")
+    if len(set(seeds)) < len(seeds):
+        raise root.fail("seeds", list(seeds), "each once")
+    return tuple(seeds)
+
+
+def _with_policy(pool: Pool, policy: PolicyChoice) -> Pool:
+    scheduler = replace(pool.setup.scheduler, policy=policy.name, policy_options=policy.options)
+    return replace(pool, setup=replace(pool.setup, scheduler=scheduler))
