@@ -73,15 +73,12 @@ def load_simulation(path: str | Path) -> Simulation:
     """
     path = Path(path)
     spec = load_lined(path)
-    root = Section(spec, f"{path}:")
+    root = Section(spec, str(path))
     engine = _Engine(root.inner("engine"))
-    cost = (
-        make_cost(root.take("cost", accepted="a mapping"), f"{path}: cost", folder=path.parent)
-        if "cost" in root
-        else None
-    )
-    fleet = root.inner("fleet") if "fleet" in root else None
-    slo = make_slo(root.take("slo"), f"{path}: slo") if "slo" in root else None
+    cost_spec, fleet_spec, slo_spec = (root.take(name, None) for name in ("cost", "fleet", "slo"))
+    cost = None if cost_spec is None else make_cost(cost_spec, f"{path}: cost", folder=path.parent)
+    fleet = None if fleet_spec is None else Section(fleet_spec, root.path("fleet"))
+    slo = None if slo_spec is None else make_slo(slo_spec, f"{path}: slo")
     simulation = Simulation(
         path=path,
         text=path.read_text(encoding="utf-8"),

@@ -197,10 +197,11 @@ class Fleet:
         state, totals = self.state, list(self.state.gone)
         for host in self._hosts:
             host.send("totals")
+        by_number: dict[int, Totals] = {}
         for host in self._hosts:
-            by_number: dict[int, Totals] = host.answer()
-            totals += [by_number[number] for number in sorted(by_number)]
+            by_number.update(host.answer())
             host.close()
+        totals += [by_number[number] for number in sorted(by_number)]
         alive_s = sum(max(0.0, state.end_s - member.start_s) for member in state.members.values())
         return Run(
             state.served,

@@ -1,0 +1,114 @@
+"""`jaxllm simulate`: a YAML file in, tables and files out; what is wrong in it is named with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxllm.cli import main
+from jaxllm.errors import ConfigError
+from jaxllm.sim.config import load_simulation
+
+GOOD = """\
+cost: {kind: constant, step_s: 0.01, token_s: 0.0001}
+engine: {max_num_seqs: 8, max_num_batched_tokens: 64, num_pages: 200}
+policies:
+  - fcfs
+  - {name: priority, options: {ageing_s: 10}}
+seeds: [3, 4]
+slo: {ttft_s: 1.0}
+workload: {kind: poisson, rate: 20, num_requests: 30, prompt: 40, output: 10}
+"""
+
+
+def written(tmp_path: Path, text: str = GOOD) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_each_policy_runs_on_each_seed_and_all_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out, page = written(tmp_path), tmp_path / "out.json", tmp_path / "out.html"
+    assert main(["simulate", str(path), "--json", str(out), "--html", str(page)]) == 0
+    assert "TTFT mean" in capsys.readouterr().out
+    runs = json.loads(out.read_text())
+    assert [(run["policy"], run["seed"]) for run in runs] == [
+        *[("fcfs", 3), ("fcfs", 4)],
+        *[("priority (ageing_s=10)", 3), ("priority (ageing_s=10)", 4)],
+    ]
+    contract = {"policy", "seed", "num_requests", "duration_s", "output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s"}
+    contract |= {"goodput_req_per_s", "jain", "preemptions", "recomputed_tokens", "kv_waste", "prefix_hit_rate"}
+    assert all(run.keys() >= contract | {"plan_hash"} and run["num_requests"] == 30 for run in runs)
+    assert runs[0]["plan_hash"] == runs[2]["plan_hash"] != runs[1]["plan_hash"]  # no priorities: the same decisions
+    assert "<script" not in page.read_text()
+
+
+def test_the_same_file_gives_the_same_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path)
+    found = [main(["simulate", str(path), "--json", "-"]) or capsys.readouterr().out for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_a_fleet_from_a_file_is_the_same_on_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = "fleet:\n  report_s: 0.2\n  pools:\n    - {num_replicas: 3, router: power_of_two}\n"
+    path = written(tmp_path, GOOD.replace("seeds: [3, 4]\n", fleet))
+    found = [
+        main(["simulate", str(path), "--json", "-", "--workers", workers]) or capsys.readouterr().out
+        for workers in ("1", "2")
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["policies.yaml", "fleet.yaml"])
+def test_the_files_that_come_with_it_are_right(name: str) -> None:
+    load_simulation(Path(__file__).parents[2] / "configs" / "simulate" / name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("slo:", "slos:", r"run.yaml:.*slos \(line 7\): unknown key; did you mean 'slo'"),
+        ("max_num_seqs: 8", "max_num_seqs: 0", r"engine.*max_num_seqs \(line 2\)=0; accepted: a whole number"),
+        ("max_num_seqs: 8", "max_num_seq: 8", r"max_num_seq \(line 2\): unknown key; did you mean 'max_num_seqs'"),
+        (", num_pages: 200", "", "num_pages is missing"),
+        ("  - fcfs\n", "  - fcfs\n  - fcfs\n", "each once"),
+        ("- fcfs", "- fastest", r"policies.*\[0\]: policy='fastest' is unknown"),
+        ("ageing_s: 10", "ageing_s: -1", "a number above 0"),
+        ("seeds: [3, 4]", "seeds: [3, 3]", "each once"),
+        ("seeds: [3, 4]", "seeds: 3", "a list"),
+        ("ttft_s: 1.0", "ttft_s: soon", "ttft_s"),
+        ("kind: constant", "kind: free", "kind"),
+        ("rate: 20", "rate: -1", "rate"),
+        ("cost: {kind: constant, step_s: 0.01, token_s: 0.0001}\n", "", "cost is missing"),
+        ("workload: {", "workload: [", "not YAML"),
+        (GOOD, "", "engine is missing"),
+        (GOOD, "- 3", "accepted: lines of KEY: VALUE"),
+        ("seeds:", "fleet: {pools: [{num_replicas: 0}]}\nseeds:", r"pools.*\[0\].num_replicas"),
+        ("seeds:", "fleet: {pools: [{num_replicas: 1, role: decode}]}\nseeds:", "one prefill and one decode pool"),
+        ("seeds:", "fleet: {pools: [{num_replicas: 1, router: fastest}]}\nseeds:", "router.*accepted: round_robin"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=message):
+        load_simulation(written(tmp_path, GOOD.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "needs a file"),
+        (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["FILE", "--workers", "0"], "workers=0; accepted: at least 1"),
+        (["FILE", "--json", "/nowhere/x.json"], "no place for a file"),
+        (["FILE", "--plot", "x.gif"], "accepted: a name that ends in"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_runs(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path)
+    assert main(["simulate", *[str(path) if flag == "FILE" else flag for flag in flags]]) == 2
+    assert message in capsys.readouterr().err
