@@ -112,7 +112,7 @@ def test_under_overload_priority_keeps_its_promise_to_the_few() -> None:
 def test_prefill_and_decode_apart_help_long_prompts_and_hurt_long_answers(
     prompt: int, output: int, rate: float, helps: bool
 ) -> None:
-    """DistServe (Zhong et al., 2024): where prompts disturb decodes, apart meets more targets; else a replica is idle."""
+    """DistServe (Zhong et al., 2024): apart meets more targets where prompts disturb decodes; else one half idles."""
     load = {"kind": "poisson", "rate": rate, "num_requests": 200, "prompt": prompt, "output": output}
     slo = Slo(ttft_s=1.5, tpot_s=0.009)
     engine = setup(max_num_batched_tokens=2048)

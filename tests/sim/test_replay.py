@@ -20,7 +20,7 @@ from tests.helpers.tiny_engine import TinyEngine
 @pytest.mark.parametrize("async_scheduling", [True, False])
 def test_a_recorded_run_gives_the_same_plans_on_every_stand_in(async_scheduling: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    prompts = [f"request {n % 4}: " + "abcdefghij" * (1 + n % 4) + str(n) for n in range(16)]
+    prompts = [f"request {n % 4}: " + "abcdefghij" * (1 + n % 4) + f"{n:02}" for n in range(16)]
     params = [SamplingParams(max_tokens=8 + 4 * (n % 8), seed=n, logprobs=2 if n % 5 == 0 else None) for n in range(16)]
     with TinyEngine(
         num_pages=24, max_num_seqs=8, max_num_batched_tokens=20, async_scheduling=async_scheduling, record_trace=path

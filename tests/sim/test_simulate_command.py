@@ -69,7 +69,7 @@ def test_the_files_that_come_with_it_are_right(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("slo:", "slos:", r"run.yaml:.*slos \(line 7\): unknown key; did you mean 'slo'"),
+        ("slo:", "slos:", r"run.yaml.slos \(line 7\): unknown key; did you mean 'slo'"),
         ("max_num_seqs: 8", "max_num_seqs: 0", r"engine.*max_num_seqs \(line 2\)=0; accepted: a whole number"),
         ("max_num_seqs: 8", "max_num_seq: 8", r"max_num_seq \(line 2\): unknown key; did you mean 'max_num_seqs'"),
         (", num_pages: 200", "", "num_pages is missing"),
