@@ -23,6 +23,7 @@ _FLAGS = [
         "draw latencies, queue, memory and requests into this file, .png, .svg or .pdf",
     ),
     Flag("html", "text", "write a report into this file, whole in itself"),
+    Flag("capacity", "switch", "look for the cheapest fleet among the candidates of the file", False),
     Flag("workers", "count", "processes that share the replicas of a fleet; the result is the same", 1),
     Flag("checkpoint", "text", "save what is running beside this name now and then, and go on from there"),
 ]
@@ -39,9 +40,32 @@ def main(argv: list[str]) -> int:
     simulation = load_simulation(values["file"])
     paths = {name: _path(values[name]) for name in ("json", "plot", "html", "checkpoint")}
     _check_paths(paths)
+    if values["capacity"]:
+        return _capacity(simulation, values["workers"], paths)
     outcomes = _run(simulation, values["workers"], paths["checkpoint"])
     _write(outcomes, simulation, paths)
     return 0
+
+
+def _capacity(simulation: Simulation, num_workers: int, paths: dict[str, Path | None]) -> int:
+    """1 if no candidate is enough."""
+    from rich.console import Console
+
+    from jaxllm.sim.capacity import capacity_json, capacity_table, plan_capacity
+    from jaxllm.sim.report import write_text
+
+    for name in ("plot", "html", "checkpoint"):
+        if paths[name] is not None:
+            raise ConfigError(f"{name}={str(paths[name])!r} goes with a run, not with capacity; accepted: json")
+    choices = plan_capacity(simulation, num_workers=num_workers)
+    is_stdout = str(paths["json"]) == "-"
+    Console(stderr=is_stdout).print(capacity_table(choices))
+    text = json.dumps(capacity_json(choices))
+    if is_stdout:
+        print(text)
+    elif paths["json"] is not None:
+        write_text("json", paths["json"], text + "\n")
+    return 0 if choices[0].num_replicas is not None else 1
 
 
 def _path(text: str | None) -> Path | None:

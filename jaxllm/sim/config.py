@@ -39,6 +39,25 @@ class PolicyChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Replicas that a fleet could be made of."""
+
+    name: str
+    pool: Pool  # of one
+    price_per_hour: float  # of one, in any currency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPlan:
+    """What to look for the cheapest fleet among."""
+
+    candidates: tuple[Candidate, ...]
+    share: float = 0.99  # of requests that must be within their targets
+    most: int = 64  # replicas
+    report_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """What is to be run: each policy on each seed."""
 
@@ -50,14 +69,16 @@ class Simulation:
     seeds: tuple[int, ...]
     workload_spec: Mapping[str, Any]
     slo: Slo | None
+    capacity: CapacityPlan | None = None
 
     def workload(self, seed: int) -> Workload:
         return make_workload(self.workload_spec, seed, f"{self.path}: workload", folder=self.path.parent)
 
-    def setup(self, policy: PolicyChoice, seed: int) -> FleetSetup:
-        """The fleet, or the one engine, with that policy."""
-        pools = tuple(_with_policy(pool, policy) for pool in self.fleet.pools)
-        return replace(self.fleet, pools=pools, seed=seed)
+    def setup(self, policy: PolicyChoice, seed: int, fleet: FleetSetup | None = None) -> FleetSetup:
+        """The fleet (the file's, or the one engine) with that policy."""
+        fleet = fleet or self.fleet
+        pools = tuple(_with_policy(pool, policy) for pool in fleet.pools)
+        return replace(fleet, pools=pools, seed=seed)
 
     def digest(self, policy: PolicyChoice, seed: int) -> str:
         """Of all that decides the result, for checkpoints."""
@@ -79,15 +100,20 @@ def load_simulation(path: str | Path) -> Simulation:
     cost = None if cost_spec is None else make_cost(cost_spec, f"{path}: cost", folder=path.parent)
     fleet = None if fleet_spec is None else Section(fleet_spec, root.path("fleet"))
     slo = None if slo_spec is None else make_slo(slo_spec, f"{path}: slo")
+    capacity = _capacity(root.inner("capacity"), engine, path) if root.take("capacity", None) is not None else None
+    if capacity is not None and slo is None:
+        raise ConfigError(f"{path}: slo is missing; accepted: a mapping with targets, which capacity is planned for")
+    is_single = fleet is None and capacity is None
     simulation = Simulation(
         path=path,
         text=path.read_text(encoding="utf-8"),
-        fleet=_fleet(fleet, engine, cost, path),
+        fleet=_fleet(fleet, engine, cost, path) if fleet is not None or is_single else _first_of(capacity),
         is_fleet=fleet is not None,
         policies=_policies(root),
         seeds=_seeds(root),
         workload_spec=root.take("workload", accepted="a mapping"),
         slo=slo,
+        capacity=capacity,
     )
     root.done()
     simulation.workload(simulation.seeds[0])  # a wrong one is told of now
@@ -150,7 +176,7 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
     pools: list[Pool] = []
     for number, content in enumerate(section.items("pools")):
         pools.append(_pool(Section(content, f"{section.path('pools')}[{number}]"), engine, cost, path))
-    transfer = _transfer(section.inner("transfer")) if "transfer" in section else None
+    transfer = _transfer(section.inner("transfer")) if section.take("transfer", None) is not None else None
     failures = [
         _failure(Section(content, f"{section.path('failures')}[{number}]"))
         for number, content in enumerate(section.items("failures", []))
@@ -165,11 +191,11 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
 
 def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path) -> Pool:
     name = section.text("name", "pool")
-    if "cost" in section:
+    if section.take("cost", None) is not None:
         cost = make_cost(section.take("cost"), section.path("cost"), folder=path.parent)
     if cost is None:
         raise ConfigError(f"{section.where}.cost is missing; accepted: a mapping, here or at the top")
-    own = _Engine(section.inner("engine"), engine) if "engine" in section else engine
+    own = _Engine(section.inner("engine"), engine) if section.take("engine", None) is not None else engine
     pool = Pool(
         name=name,
         setup=own.setup(cost),
@@ -177,10 +203,39 @@ def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path)
         num_replicas=section.whole("num_replicas", low=1, high=100_000),
         role=section.text("role", "whole", choices=_ROLES),
         router=section.text("router", "least_loaded", choices=tuple(ROUTERS)),
-        autoscale=_autoscale(section.inner("autoscale")) if "autoscale" in section else None,
+        autoscale=_autoscale(section.inner("autoscale")) if section.take("autoscale", None) is not None else None,
     )
     section.done()
     return pool
+
+
+def _capacity(section: Section, engine: _Engine, path: Path) -> CapacityPlan:
+    candidates: list[Candidate] = []
+    for number, content in enumerate(section.items("candidates")):
+        each = Section(content, f"{section.path('candidates')}[{number}]")
+        cost = make_cost(each.take("cost"), each.path("cost"), folder=path.parent)
+        own = _Engine(each.inner("engine"), engine) if each.take("engine", None) is not None else engine
+        name, router = each.text("name"), each.text("router", "least_loaded", choices=tuple(ROUTERS))
+        price = each.number("price_per_hour", above=0)
+        each.done()
+        pool = Pool(name=name, setup=own.setup(cost), cost=cost, num_replicas=1, router=router)
+        candidates.append(Candidate(name=name, pool=pool, price_per_hour=price))
+    plan = CapacityPlan(
+        candidates=tuple(candidates),
+        share=section.number("share", 0.99, above=0, high=1),
+        most=section.whole("most", 64, low=1, high=100_000),
+        report_s=section.number("report_s", 0.1, above=0),
+    )
+    section.done()
+    if len({candidate.name for candidate in candidates}) < len(candidates):
+        raise section.fail("candidates", [candidate.name for candidate in candidates], "each name once")
+    return plan
+
+
+def _first_of(capacity: CapacityPlan | None) -> FleetSetup:
+    """What runs where nothing is said but candidates: one replica of the first."""
+    pools = () if capacity is None else (capacity.candidates[0].pool,)
+    return FleetSetup(pools=pools)
 
 
 def _autoscale(section: Section) -> Autoscale:

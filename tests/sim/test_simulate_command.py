@@ -61,7 +61,7 @@ def test_a_fleet_from_a_file_is_the_same_on_two_processes(tmp_path: Path, capsys
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["policies.yaml", "fleet.yaml"])
+@pytest.mark.parametrize("name", ["policies.yaml", "fleet.yaml", "capacity.yaml"])
 def test_the_files_that_come_with_it_are_right(name: str) -> None:
     load_simulation(Path(__file__).parents[2] / "configs" / "simulate" / name)
 
