@@ -107,9 +107,10 @@ def scheduler_cost(
         bench = _Bench(
             num_requests, page_size, prompt_tokens, num_steps + 20, prefix_caching=prefix_caching, policy=policy
         )
-        bench.add_waiting(num_waiting, prompt_tokens)
         while bench.num_decoding < num_requests:
             bench.step()
+        bench.add_waiting(num_waiting, prompt_tokens)  # not earlier: some policies would have them run first
+        bench.step()
         bench.schedule_ns = bench.update_ns = 0
         for _ in range(num_steps):
             bench.step()
