@@ -35,10 +35,18 @@ class OneEngine:
     """One engine and its workload, in pieces of time. Mutable; used once. Nothing depends on the pieces' length."""
 
     def __init__(
-        self, setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens: TokenSource = any_token
+        self,
+        setup: EngineSetup,
+        cost: CostModel,
+        workload: Workload,
+        *,
+        tokens: TokenSource = any_token,
+        keep_prompts: bool = False,
     ) -> None:
+        """`keep_prompts`: of requests that have ended, which else are as good as lengths and take no memory."""
         self._replica = Replica(setup, cost, tokens=tokens)
         self._workload = workload
+        self._keep_prompts = keep_prompts
         self._served: list[Served] = []
         self._until_s = 0.0
         self._num_taken = 0  # of the requests that come whatever happens
@@ -92,12 +100,20 @@ class OneEngine:
         self._served.append(request)
         for following in self._workload.ended(request.arrival, self._replica.clock.now_s(), output_ids):
             self._replica.put(following)
-        request.arrival = request.arrival.without_prompt()
+        if not self._keep_prompts:
+            request.arrival = request.arrival.without_prompt()
 
 
-def simulate(setup: EngineSetup, cost: CostModel, workload: Workload, *, tokens: TokenSource = any_token) -> Run:
+def simulate(
+    setup: EngineSetup,
+    cost: CostModel,
+    workload: Workload,
+    *,
+    tokens: TokenSource = any_token,
+    keep_prompts: bool = False,
+) -> Run:
     """Run until every request has ended."""
-    engine = OneEngine(setup, cost, workload, tokens=tokens)
+    engine = OneEngine(setup, cost, workload, tokens=tokens, keep_prompts=keep_prompts)
     engine.start()
     while engine.advance():
         pass

@@ -82,7 +82,7 @@ def test_a_simulation_answers_with_the_recorded_tokens(tmp_path, told):
     assert isinstance(workload, Recorded)
     header = workload.header
     setup = EngineSetup(scheduler=header.scheduler, cache=CacheConfig(page_size=4, num_pages=64))
-    result = simulate(setup, Steps(), workload, tokens=tokens_of(workload))
+    result = simulate(setup, Steps(), workload, tokens=tokens_of(workload), keep_prompts=True)
     assert len(result.served) > 50
     for served in result.served:
         request_id = served.arrival.request_id

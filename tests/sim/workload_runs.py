@@ -27,7 +27,7 @@ def setup(**scheduler):
 
 
 def run(spec, *, seed=0, cost=None, **scheduler):
-    return simulate(setup(**scheduler), cost or Steps(), make_workload(spec, seed, "test: workload"))
+    return simulate(setup(**scheduler), cost or Steps(), make_workload(spec, seed, "test: workload"), keep_prompts=True)
 
 
 def arrivals(result):
