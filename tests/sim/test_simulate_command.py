@@ -23,6 +23,9 @@ workload: {kind: poisson, rate: 20, num_requests: 30, prompt: 40, output: 10}
 """
 
 
+FILES = Path(__file__).parents[2] / "configs" / "simulate"
+
+
 def written(tmp_path: Path, text: str = GOOD) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(text)
@@ -61,9 +64,9 @@ def test_a_fleet_from_a_file_is_the_same_on_two_processes(tmp_path: Path, capsys
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", ["policies.yaml", "fleet.yaml", "capacity.yaml"])
-def test_the_files_that_come_with_it_are_right(name: str) -> None:
-    load_simulation(Path(__file__).parents[2] / "configs" / "simulate" / name)
+@pytest.mark.parametrize("path", sorted(FILES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_files_that_come_with_it_are_right(path: Path) -> None:
+    load_simulation(path)
 
 
 @pytest.mark.parametrize(
