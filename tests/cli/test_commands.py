@@ -41,7 +41,10 @@ def test_module_is_the_command() -> None:
     assert done.stdout == f"jaxllm {jaxllm.__version__}\n"
     done = subprocess.run([*args, "fly"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr == "jaxllm: unknown command 'fly'; accepted: serve, run, chat, bench, models, collect-env\n"
+    assert (
+        done.stderr
+        == "jaxllm: unknown command 'fly'; accepted: serve, run, chat, bench, simulate, models, collect-env\n"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
