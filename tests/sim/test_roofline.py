@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import timeit
 from dataclasses import replace
 
 import numpy as np
@@ -126,11 +124,3 @@ def test_kv_memory_is_what_the_weights_leave() -> None:
 def test_a_split_that_cannot_be_is_refused(num: int) -> None:
     with pytest.raises(ConfigError, match=rf"tensor_parallel={num} .*accepted: 1, 2, 4, 8$"):
         Roofline(load_device("h100"), LLAMA, num)
-
-
-def test_a_step_of_many_rows_is_quick_to_predict() -> None:
-    """About 7 microseconds of processor time, 14 with prefills; the bound leaves room for a slow machine."""
-    roofline = Roofline(load_device("h100"), load_model("deepseek-v3"), 8)
-    plan = plan_of(decodes=range(1000, 1060), prefills=((0, 100),) * 4)
-    calls = timeit.repeat(lambda: roofline.step_seconds(plan), number=200, repeat=10, timer=time.process_time)
-    assert min(calls) / 200 < 60e-6
