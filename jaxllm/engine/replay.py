@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.executor import Ticket
 from jaxllm.engine.messages import AbortRequests
 from jaxllm.engine.trace import (
-    FORMAT,
     Aborted,
     Arrived,
     CacheReset,
@@ -24,7 +21,8 @@ from jaxllm.engine.trace import (
     Line,
     Planned,
 )
-from jaxllm.errors import ConfigError, EngineDead, JaxLLMError
+from jaxllm.engine.trace_file import read_trace
+from jaxllm.errors import ConfigError, EngineDead
 from jaxllm.memory.manager import KVManager
 from jaxllm.scheduler.registry import create_policy
 from jaxllm.scheduler.scheduler import Scheduler
@@ -67,20 +65,23 @@ def replay(path: str | Path) -> Replay:
         ConfigError: the file cannot be read, is no trace, or needs a policy that is not here.
     """
     header, lines = read_trace(path)
-    return _Replayed(header).run(lines)
+    return _Replayed(header).run(line for _, line in lines)
 
 
-def read_trace(path: str | Path) -> tuple[Header, Iterator[Line]]:
-    """The beginning of a trace, and what follows, read as it is asked for.
+def decided_by(header: Header) -> tuple[Scheduler, KVManager]:
+    """A scheduler and its memory like those that a trace is of.
 
     Raises:
-        ConfigError: the file cannot be read, or is no trace; also while the lines are read.
+        ConfigError: it needs a policy that is not here.
     """
-    lines = _read(Path(path))
-    header = next(lines, None)
-    if not isinstance(header, Header) or header.format != FORMAT:
-        raise ConfigError(f"trace {path} is none of format {FORMAT}; accepted: a file of --record-trace")
-    return header, lines
+    config, cache = header.scheduler, header.cache
+    kv = KVManager(
+        header.kv_plan,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        enable_partial_page_reuse=cache.enable_partial_page_reuse,
+    )
+    policy = create_policy(config.policy, config.policy_options)
+    return Scheduler(config, kv, policy, StopRules(frozenset(header.eos_ids), config.max_model_len)), kv
 
 
 class _Differs(Exception):
@@ -91,16 +92,9 @@ class _Replayed:
     """A core on a recorded device at recorded times: implements `Executor` and `Clock`. Mutable; used once."""
 
     def __init__(self, header: Header) -> None:
-        config = header.scheduler
-        kv = KVManager(
-            header.kv_plan,
-            enable_prefix_caching=header.cache.enable_prefix_caching,
-            enable_partial_page_reuse=header.cache.enable_partial_page_reuse,
-        )
-        policy = create_policy(config.policy, config.policy_options)
-        self._scheduler = Scheduler(config, kv, policy, StopRules(frozenset(header.eos_ids), config.max_model_len))
+        self._scheduler, kv = decided_by(header)
         self._now_s = 0.0
-        self._core = EngineCore(self, self._scheduler, kv, self, async_scheduling=config.async_scheduling)
+        self._core = EngineCore(self, self._scheduler, kv, self, async_scheduling=header.scheduler.async_scheduling)
         self._plan: SchedulerOutput | None = None  # what was decided since the last look
         self._answer: Collected | None = None  # what the next collected step has answered
         self._num_requests = self._num_steps = 0
@@ -198,24 +192,6 @@ class _Ahead:
             return None
         self._next = next(self._lines, None)
         return line
-
-
-def _read(path: Path) -> Iterator[Line]:
-    """The lines; a last one without its end is that of an engine that was killed."""
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if text.endswith(b"\n"):
-                    yield _decoded(text, path, number)
-    except OSError as error:
-        raise ConfigError(f"trace {str(path)!r} cannot be read: {error.strerror}") from None
-
-
-def _decoded(text: bytes, path: Path, number: int) -> Line:
-    try:
-        return msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, JaxLLMError) as error:
-        raise ConfigError(f"trace {str(path)!r}, line {number}: {error}; accepted: lines of --record-trace") from None
 
 
 def _output(answer: Collected) -> StepOutput:

@@ -1,4 +1,4 @@
-"""Writes a trace while the engine runs, and never holds it up."""
+"""Writes a trace while the engine runs, and never holds it up; reads it again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import logging
 import queue
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from jaxllm.engine.messages import AbortRequests, AddRequest
-from jaxllm.engine.trace import Aborted, Arrived, CacheReset, Collected, Decision, Ended, Header, Line, Planned
-from jaxllm.errors import ConfigError
+from jaxllm.engine.trace import FORMAT, Aborted, Arrived, CacheReset, Collected, Decision, Ended, Header, Line, Planned
+from jaxllm.errors import ConfigError, JaxLLMError
 from jaxllm.types.step import SchedulerOutput, StepOutput
 
 _log = logging.getLogger("jaxllm.engine")
@@ -32,6 +33,43 @@ def check_writable(path: Path) -> None:
         ConfigError: no trace can be written there.
     """
     _open(path, "ab").close()
+
+
+def read_trace(path: str | Path) -> tuple[Header, Iterator[tuple[int, Line]]]:
+    """The beginning of a trace, and the lines after it with their numbers, read as they are asked for.
+
+    A last line without its end is that of an engine that was killed: it is left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no trace; also while the lines are read.
+    """
+    path = Path(path).expanduser()
+    lines = _read(path)
+    _, header = next(lines, (1, None))
+    if not isinstance(header, Header) or header.format != FORMAT:
+        raise ConfigError(f"trace {str(path)!r}, line 1: no header of format {FORMAT}; accepted: {_ACCEPTED}")
+    return header, lines
+
+
+def _read(path: Path) -> Iterator[tuple[int, Line]]:
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if text.endswith(b"\n"):
+                    yield number, _decoded(text, path, number)
+    except OSError as error:
+        raise ConfigError(f"trace {str(path)!r} cannot be read: {error.strerror}; accepted: {_ACCEPTED}") from None
+
+
+def _decoded(text: bytes, path: Path, number: int) -> Line:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, JaxLLMError) as error:
+        raise ConfigError(f"trace {str(path)!r}, line {number}: {error}; accepted: {_ACCEPTED}") from None
+
+
+_ACCEPTED = "a file of --record-trace"
+_DECODER = msgspec.json.Decoder(Line)
 
 
 class FileRecorder:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 
-from jaxllm.engine.trace import FORMAT, Collected, Decision, Ended, Header, Line, Planned
+from jaxllm.engine.trace import Collected, Decision, Ended, Header, Line, Planned
+from jaxllm.engine.trace_file import read_trace
 from jaxllm.errors import ConfigError
 from jaxllm.sim.cost import StepShape, shape_of_rows
 from jaxllm.sim.least_squares import FloatArray, robust
@@ -68,10 +68,7 @@ def read_steps(path: str | Path, *, timing: Timing = "step") -> Recorded:
     Raises:
         ConfigError: the file cannot be read or is no trace, or times fewer than `MIN_STEPS` steps.
     """
-    lines = _lines(Path(path))
-    header = next(lines, (0, None))[1]
-    if not isinstance(header, Header) or header.format != FORMAT:
-        raise ConfigError(f"{path}, line 1: no header of format {FORMAT}; accepted: a file of --record-trace")
+    header, lines = read_trace(path)
     reader = _Reader(timing)
     for number, line in lines:
         try:
@@ -164,21 +161,6 @@ class _Reader:
                 self.steps.append(MeasuredStep(shape, seconds))
             self._last_end_s = now_s
         self._collected.clear()
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Line]]:
-    decode = msgspec.json.Decoder(Line).decode
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                try:
-                    yield number, decode(text)
-                except msgspec.MsgspecError as error:
-                    if not text.endswith(b"\n"):
-                        return  # the process was killed while it wrote
-                    raise ConfigError(f"{path}, line {number}: {error}; accepted: a file of --record-trace") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; accepted: a file of --record-trace") from None
 
 
 def _shape(decision: Decision) -> StepShape:

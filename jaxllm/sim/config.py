@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -96,11 +96,11 @@ def load_simulation(path: str | Path) -> Simulation:
     spec = load_lined(path)
     root = Section(spec, str(path))
     engine = _Engine(root.inner("engine"))
-    cost_spec, fleet_spec, slo_spec = (root.take(name, None) for name in ("cost", "fleet", "slo"))
+    cost_spec, slo_spec = root.mapping("cost", None), root.mapping("slo", None)
     cost = None if cost_spec is None else make_cost(cost_spec, f"{path}: cost", folder=path.parent)
-    fleet = None if fleet_spec is None else Section(fleet_spec, root.path("fleet"))
     slo = None if slo_spec is None else make_slo(slo_spec, f"{path}: slo")
-    capacity = _capacity(root.inner("capacity"), engine, path) if root.take("capacity", None) is not None else None
+    fleet = root.optional("fleet")
+    capacity = _capacity(root.optional("capacity"), engine, path)
     if capacity is not None and slo is None:
         raise ConfigError(f"{path}: slo is missing; accepted: a mapping with targets, which capacity is planned for")
     is_single = fleet is None and capacity is None
@@ -111,7 +111,7 @@ def load_simulation(path: str | Path) -> Simulation:
         is_fleet=fleet is not None,
         policies=_policies(root),
         seeds=_seeds(root),
-        workload_spec=root.take("workload", accepted="a mapping"),
+        workload_spec=root.mapping("workload"),
         slo=slo,
         capacity=capacity,
     )
@@ -154,6 +154,10 @@ class _Engine:
         self.host_s = section.number("host_s", base.host_s if base is not None else 0.0, high=10.0)
         section.done()
 
+    def changed_by(self, section: Section | None) -> _Engine:
+        """The same with what a pool says of its own."""
+        return self if section is None else _Engine(section, self)
+
     def setup(self, cost: CostModel) -> EngineSetup:
         """Pages as given, else as many as the described device has room for."""
         num_pages = self.num_pages
@@ -176,7 +180,7 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
     pools: list[Pool] = []
     for number, content in enumerate(section.items("pools")):
         pools.append(_pool(Section(content, f"{section.path('pools')}[{number}]"), engine, cost, path))
-    transfer = _transfer(section.inner("transfer")) if section.take("transfer", None) is not None else None
+    transfer = _transfer(section.optional("transfer"))
     failures = [
         _failure(Section(content, f"{section.path('failures')}[{number}]"))
         for number, content in enumerate(section.items("failures", []))
@@ -191,11 +195,12 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
 
 def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path) -> Pool:
     name = section.text("name", "pool")
-    if section.take("cost", None) is not None:
-        cost = make_cost(section.take("cost"), section.path("cost"), folder=path.parent)
+    own_cost = section.mapping("cost", None)
+    if own_cost is not None:
+        cost = make_cost(own_cost, section.path("cost"), folder=path.parent)
     if cost is None:
         raise ConfigError(f"{section.where}.cost is missing; accepted: a mapping, here or at the top")
-    own = _Engine(section.inner("engine"), engine) if section.take("engine", None) is not None else engine
+    own = engine.changed_by(section.optional("engine"))
     pool = Pool(
         name=name,
         setup=own.setup(cost),
@@ -203,18 +208,20 @@ def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path)
         num_replicas=section.whole("num_replicas", low=1, high=100_000),
         role=section.text("role", "whole", choices=_ROLES),
         router=section.text("router", "least_loaded", choices=tuple(ROUTERS)),
-        autoscale=_autoscale(section.inner("autoscale")) if section.take("autoscale", None) is not None else None,
+        autoscale=_autoscale(section.optional("autoscale")),
     )
     section.done()
     return pool
 
 
-def _capacity(section: Section, engine: _Engine, path: Path) -> CapacityPlan:
+def _capacity(section: Section | None, engine: _Engine, path: Path) -> CapacityPlan | None:
+    if section is None:
+        return None
     candidates: list[Candidate] = []
     for number, content in enumerate(section.items("candidates")):
         each = Section(content, f"{section.path('candidates')}[{number}]")
-        cost = make_cost(each.take("cost"), each.path("cost"), folder=path.parent)
-        own = _Engine(each.inner("engine"), engine) if each.take("engine", None) is not None else engine
+        cost = make_cost(each.mapping("cost"), each.path("cost"), folder=path.parent)
+        own = engine.changed_by(each.optional("engine"))
         name, router = each.text("name"), each.text("router", "least_loaded", choices=tuple(ROUTERS))
         price = each.number("price_per_hour", above=0)
         each.done()
@@ -238,7 +245,9 @@ def _first_of(capacity: CapacityPlan | None) -> FleetSetup:
     return FleetSetup(pools=pools)
 
 
-def _autoscale(section: Section) -> Autoscale:
+def _autoscale(section: Section | None) -> Autoscale | None:
+    if section is None:
+        return None
     found = Autoscale(
         most=section.whole("most", low=1),
         least=section.whole("least", 1, low=1),
@@ -251,7 +260,9 @@ def _autoscale(section: Section) -> Autoscale:
     return found
 
 
-def _transfer(section: Section) -> Transfer:
+def _transfer(section: Section | None) -> Transfer | None:
+    if section is None:
+        return None
     found = Transfer(
         bytes_per_token=section.number("bytes_per_token"),
         bytes_per_s=section.number("bytes_per_s", above=0, high=1e15),
@@ -276,10 +287,7 @@ def _policies(root: Section) -> tuple[PolicyChoice, ...]:
             choice = PolicyChoice(name=content, options={})
         else:
             section = Section(content, where)
-            options: Any = section.take("options", {})
-            if not isinstance(options, Mapping):
-                raise section.fail("options", options, "a mapping")
-            choice = PolicyChoice(name=section.text("name"), options=dict(cast("Mapping[str, Any]", options)))
+            choice = PolicyChoice(name=section.text("name"), options=dict(section.mapping("options", {})))
             section.done()
         try:
             create_policy(choice.name, choice.options)

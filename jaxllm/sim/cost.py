@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxllm.types.step import BoolArray, Int32Array, ScheduledRows, SchedulerOutput
+from jaxllm.types.step import BoolArray, Int32Array, SchedulerOutput
 
 
 class CostModel(Protocol):
@@ -16,27 +15,6 @@ class CostModel(Protocol):
     def step_seconds(self, plan: SchedulerOutput) -> float:
         """Seconds between the device starting on a step and its tokens being on the host."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KVLoaded:
-    """A device that is handed the KV of prompts: only decodes cost what `cost` says, loading was waited for before."""
-
-    cost: CostModel
-
-    def num_computed(self, plan: SchedulerOutput) -> int:
-        """Tokens that are computed here: of a prompt only the last one, which comes from elsewhere without its KV."""
-        num = plan.rows.num_decode
-        return num + int(plan.rows.samples[num:].sum())
-
-    def step_seconds(self, plan: SchedulerOutput) -> float:
-        rows, num = plan.rows, plan.rows.num_decode
-        if num == 0:
-            return 0.0
-        decodes = ScheduledRows(
-            rows.request_ids[:num], rows.slots[:num], rows.starts[:num], rows.num_tokens[:num], rows.samples[:num], num
-        )
-        return self.cost.step_seconds(replace(plan, rows=decodes))
 
 
 class StepShape(NamedTuple):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
+from itertools import compress
+
+import numpy as np
 
 from jaxllm.engine.executor import Ticket
 from jaxllm.sim.clock import VirtualClock
-from jaxllm.sim.cost import CostModel, KVLoaded
-from jaxllm.types.step import SchedulerOutput, StepOutput
+from jaxllm.sim.cost import CostModel
+from jaxllm.types.step import ScheduledRows, SchedulerOutput, StepOutput
 
 TokenSource = Callable[[str, int], int]  # (request id, position) -> the token that is sampled for that position
 
@@ -25,11 +29,19 @@ class SimulatedExecutor:
     """Implements `Executor`: one device that works on one step after the other. Mutable; owned by its replica.
 
     `host_s` is what the host spends on a step before the device can start it: hidden behind the step in
-    flight where there is one, as in the real engine. Collecting moves the clock to the end of the step.
+    flight where there is one, as in the real engine. With `loads_kv` the device is handed the KV of prompts
+    and computes only the last token of each, with its decodes; loading was waited for before. Collecting
+    moves the clock to the end of the step.
     """
 
     def __init__(
-        self, cost: CostModel, clock: VirtualClock, *, host_s: float = 0.0, tokens: TokenSource = any_token
+        self,
+        cost: CostModel,
+        clock: VirtualClock,
+        *,
+        host_s: float = 0.0,
+        loads_kv: bool = False,
+        tokens: TokenSource = any_token,
     ) -> None:
         self.num_tokens = 0  # computed in all steps
         self.plan_hash = b""  # of all plans: equal for runs that decided the same
@@ -37,16 +49,18 @@ class SimulatedExecutor:
         self._cost = cost
         self._clock = clock
         self._host_s = host_s
+        self._loads_kv = loads_kv
         self._tokens = tokens
         self._free_s = 0.0  # when the device has done what it was given
 
     def submit(self, plan: SchedulerOutput) -> Ticket:
         self._clock.advance_to(self._clock.now_s() + self._host_s)
-        seconds = self._cost.step_seconds(plan)
+        computed = _without_prompts(plan) if self._loads_kv else plan
+        seconds = self._cost.step_seconds(computed) if computed.rows.num_rows else 0.0
         started_s = max(self._clock.now_s(), self._free_s)
         self._free_s = started_s + seconds
         self.busy_s += seconds
-        self.num_tokens += self._cost.num_computed(plan) if isinstance(self._cost, KVLoaded) else plan.total_tokens
+        self.num_tokens += computed.total_tokens
         self.plan_hash = _chained(self.plan_hash, plan)
         return Ticket(plan.step_id, (plan, self._free_s, seconds))
 
@@ -61,6 +75,23 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _without_prompts(plan: SchedulerOutput) -> SchedulerOutput:
+    """The rows that sample, each with its last token alone."""
+    rows, computed = plan.rows, plan.rows.samples
+    num = int(computed.sum())
+    return replace(
+        plan,
+        rows=ScheduledRows(
+            request_ids=tuple(compress(rows.request_ids, computed.tolist())),
+            slots=rows.slots[computed],
+            starts=(rows.starts + rows.num_tokens - 1)[computed],
+            num_tokens=np.ones(num, np.int32),
+            samples=np.ones(num, np.bool_),
+            num_decode=num,
+        ),
+    )
 
 
 def _chained(before: bytes, plan: SchedulerOutput) -> bytes:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Literal, overload
 
 from jaxllm.errors import ConfigError, JaxLLMError
-from jaxllm.sim.cost import CostModel, KVLoaded
+from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import any_token
 from jaxllm.sim.host import Ended, Host, HostProcess, LocalHost, Report, Totals, Window
 from jaxllm.sim.replica import EngineSetup, Served
@@ -90,6 +90,20 @@ class FleetSetup:
                 raise ConfigError(f"router={pool.router!r}; accepted: {', '.join(ROUTERS)}")
             if pool.num_replicas < 1:
                 raise ConfigError(f"num_replicas={pool.num_replicas!r} of pool {pool.name!r}; accepted: at least 1")
+        routers = sorted({pool.router for pool in self.pools})
+        if self.first_role == "whole" and len(routers) > 1:
+            raise ConfigError(
+                f"whole pools have routers {', '.join(routers)}; accepted: the same, since one router serves them"
+            )
+        num_known = sum(pool.num_replicas for pool in self.pools)
+        for failure in self.failures:  # replicas that come under load have numbers too
+            if failure.replica >= num_known and not any(pool.autoscale for pool in self.pools):
+                raise ConfigError(f"failures: replica={failure.replica}; accepted: 0 to {num_known - 1}")
+
+    @property
+    def first_role(self) -> Role:
+        """Of the replicas that a request comes to first."""
+        return "whole" if self.pools[0].role == "whole" else "prefill"
 
 
 @dataclass(slots=True)
@@ -146,7 +160,7 @@ class Fleet:
 
     def __init__(self, setup: FleetSetup, workload: Workload, *, num_workers: int = 1, look_every: int = 16) -> None:
         self._setup = setup
-        kinds = [(pool.setup, KVLoaded(pool.cost) if pool.role == "decode" else pool.cost) for pool in setup.pools]
+        kinds = [(replace(pool.setup, loads_kv=pool.role == "decode"), pool.cost) for pool in setup.pools]
         hosts = [Host(kinds, look_every) for _ in range(num_workers)]
         self._hosts: list[LocalHost | HostProcess] = (
             [LocalHost(hosts[0])] if num_workers == 1 else [HostProcess(host) for host in hosts]
@@ -229,9 +243,8 @@ class Fleet:
         heapq.heappush(state.coming, (at_s, state.num_pushed, stage, arrival))
 
     def _take_steady(self, end_s: float) -> None:
-        first: Role = "whole" if self._setup.pools[0].role == "whole" else "prefill"
         while self._next_steady is not None and self._next_steady.at_s < end_s:
-            self._push(self._next_steady.at_s, first, self._next_steady)
+            self._push(self._next_steady.at_s, self._setup.first_role, self._next_steady)
             self.state.num_taken += 1
             self._next_steady = next(self._steady, None)
 
@@ -326,8 +339,7 @@ class Fleet:
         state.served.append(served)
         following = state.workload.ended(arrival, end.end_s, _Answer(arrival, served.num_output))
         for next_arrival in following:
-            first: Role = "whole" if self._setup.pools[0].role == "whole" else "prefill"
-            self._push(next_arrival.at_s, first, next_arrival)
+            self._push(next_arrival.at_s, self._setup.first_role, next_arrival)
 
     # Replicas
 
@@ -365,8 +377,7 @@ class Fleet:
                 journey = state.journeys[part.request_id]
                 journey.num_retries += 1
                 journey.prefill = None
-                first: Role = "whole" if self._setup.pools[0].role == "whole" else "prefill"
-                self._push(max(start_s, failure.at_s), first, journey.arrival)
+                self._push(max(start_s, failure.at_s), self._setup.first_role, journey.arrival)
             if failure.down_s < math.inf:
                 heapq.heappush(state.restarts, (failure.at_s + failure.down_s, failure.replica, member.pool))
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from jaxllm.engine.messages import AddRequest
-from jaxllm.engine.trace import FORMAT, Aborted, Arrived, Collected, Decision, Header, Line, Planned
-from jaxllm.errors import ConfigError, JaxLLMError
+from jaxllm.engine.trace import Aborted, Arrived, Collected, Decision, Header, Line, Planned
+from jaxllm.engine.trace_file import read_trace
+from jaxllm.errors import ConfigError
 from jaxllm.scheduler.limits import Deadlines
 from jaxllm.scheduler.repetition import RepetitionWatches
 from jaxllm.scheduler.stop import StopRules
@@ -59,13 +58,7 @@ def read_recorded(path: str | Path, *, speed: float = 1.0, limit: int | None = N
     Raises:
         ConfigError: the file cannot be read or is none, or no request in it was answered.
     """
-    path = Path(path).expanduser()
-    lines = _lines(path)
-    _, header = next(lines, (1, None))
-    if not isinstance(header, Header) or header.format != FORMAT:
-        raise ConfigError(
-            f"trace {str(path)!r}, line 1: no heading of format {FORMAT}; accepted: a file of --record-trace"
-        )
+    header, lines = read_trace(path)
     reader = _Reader(header)
     for number, line in lines:
         try:
@@ -190,21 +183,3 @@ def _request(message: AddRequest) -> Request:
         cache_salt=message.cache_salt,
         service=message.service,
     )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """The lines with their numbers; a last one without its end is that of an engine that was killed."""
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if text.endswith(b"\n"):
-                    yield number, _decoded(text, path, number)
-    except OSError as error:
-        raise ConfigError(f"trace {str(path)!r} cannot be read: {error.strerror}") from None
-
-
-def _decoded(text: bytes, path: Path, number: int) -> Line:
-    try:
-        return msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, JaxLLMError) as error:
-        raise ConfigError(f"trace {str(path)!r}, line {number}: {error}; accepted: lines of --record-trace") from None

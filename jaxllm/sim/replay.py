@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,44 +11,14 @@ import msgspec
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.executor import Executor, Ticket
 from jaxllm.engine.messages import AbortRequests, AddRequest
-from jaxllm.engine.replay import read_trace
-from jaxllm.engine.trace import Aborted, Arrived, CacheReset, Collected, Decision, Header, Planned
-from jaxllm.memory.manager import KVManager
-from jaxllm.scheduler.registry import create_policy
-from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.stop import StopRules
+from jaxllm.engine.replay import decided_by
+from jaxllm.engine.trace import Aborted, Arrived, CacheReset, Decision, Header, Planned
+from jaxllm.engine.trace_file import read_trace
 from jaxllm.sim.clock import VirtualClock
 from jaxllm.sim.executor import SimulatedExecutor
+from jaxllm.sim.linear import Linear
+from jaxllm.sim.recorded import read_recorded
 from jaxllm.types.step import SchedulerOutput, StepOutput
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What each request of a trace was answered, in the order in which they came."""
-
-    num_prompt: dict[str, int]
-    token_ids: dict[str, list[int]]
-    step_s: list[float]  # of each step, on the device
-
-    def token(self, request_id: str, position: int) -> int:
-        """A `TokenSource`: the token that was sampled for a position."""
-        return self.token_ids[request_id][position - self.num_prompt[request_id]]
-
-
-def read_answers(path: str | Path) -> Answers:
-    """Raises ConfigError: the file cannot be read or is no trace."""
-    _, lines = read_trace(path)
-    answers = Answers({}, {}, [])
-    for line in lines:
-        if isinstance(line, Arrived):
-            answers.num_prompt[line.request.request_id] = len(line.request.prompt_ids)
-            answers.token_ids[line.request.request_id] = []
-        elif isinstance(line, Collected):
-            answers.step_s.append(line.device_s)
-            for request_id, tokens in line.tokens.items():
-                answers.token_ids[request_id].extend(tokens)
-    return answers
-
 
 MakeExecutor = Callable[[Header, VirtualClock], Executor]
 
@@ -66,8 +36,9 @@ def plan_hashes(path: str | Path, make_executor: MakeExecutor) -> tuple[list[str
     recorded: list[str] = []
     clock = VirtualClock()
     executor = _Watched(make_executor(header, clock))
-    core = _core(header, executor, clock)
-    for line in lines:
+    scheduler, kv = decided_by(header)
+    core = EngineCore(executor, scheduler, kv, clock, async_scheduling=header.scheduler.async_scheduling)
+    for _, line in lines:
         match line:
             case Arrived():
                 core.add(_without_logprobs(line.request))
@@ -86,23 +57,13 @@ def plan_hashes(path: str | Path, make_executor: MakeExecutor) -> tuple[list[str
 
 
 def simulated(path: str | Path) -> MakeExecutor:
-    """The simulator's device, with the recorded tokens and times."""
-    answers = read_answers(path)
+    """The simulator's device with the recorded tokens. Steps take no time: the clock has the recorded one."""
+    tokens = read_recorded(path).tokens
 
     def make(header: Header, clock: VirtualClock) -> Executor:
-        return SimulatedExecutor(_Recorded(tuple(answers.step_s)), clock, tokens=answers.token)
+        return SimulatedExecutor(Linear(step_s=0.0), clock, tokens=tokens)
 
     return make
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A cost model that knows how long each step took."""
-
-    step_s: tuple[float, ...]
-
-    def step_seconds(self, plan: SchedulerOutput) -> float:
-        return self.step_s[plan.step_id] if plan.step_id < len(self.step_s) else 0.0
 
 
 class _Watched:
@@ -130,15 +91,3 @@ def _without_logprobs(request: AddRequest) -> AddRequest:
     if request.params.prompt_logprobs is not None:
         params = replace(params, skip_reading_prefix_cache=True)  # as the prompt's scores had it
     return msgspec.structs.replace(request, params=params)
-
-
-def _core(header: Header, executor: Executor, clock: VirtualClock) -> EngineCore:
-    config, cache = header.scheduler, header.cache
-    kv = KVManager(
-        header.kv_plan,
-        enable_prefix_caching=cache.enable_prefix_caching,
-        enable_partial_page_reuse=cache.enable_partial_page_reuse,
-    )
-    policy = create_policy(config.policy, config.policy_options)
-    scheduler = Scheduler(config, kv, policy, StopRules(frozenset(header.eos_ids), config.max_model_len))
-    return EngineCore(executor, scheduler, kv, clock, async_scheduling=config.async_scheduling)

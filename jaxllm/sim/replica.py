@@ -35,6 +35,7 @@ class EngineSetup:
     scheduler: SchedulerConfig
     cache: CacheConfig  # `num_pages` must be given
     host_s: float = 0.0  # seconds the host spends on a step
+    loads_kv: bool = False  # what stands before the last token of a prompt comes from elsewhere
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class Replica:
         )
         policy = create_policy(config.policy, config.policy_options)
         self.scheduler = Scheduler(config, self.kv, policy, StopRules(frozenset(), config.max_model_len))
-        self.executor = SimulatedExecutor(cost, self.clock, host_s=setup.host_s, tokens=tokens)
+        self.executor = SimulatedExecutor(cost, self.clock, host_s=setup.host_s, loads_kv=setup.loads_kv, tokens=tokens)
         self.core = EngineCore(
             self.executor,
             self.scheduler,

@@ -169,9 +169,20 @@ class Section:
             raise self.fail(key, value, "a list, not empty")
         return list(cast("Sequence[Any]", value))
 
+    def mapping(self, key: str, default: Any = _NOTHING) -> Any:
+        """The mapping under a key, for another reader; `default` as it is."""
+        value = self.take(key, default, accepted="a mapping")
+        if value is not default and not isinstance(value, Mapping):
+            raise self.fail(key, value, "a mapping")
+        return value
+
     def inner(self, key: str) -> Section:
         """The mapping under a key."""
         return Section(self.take(key, accepted="a mapping"), self.path(key))
+
+    def optional(self, key: str) -> Section | None:
+        """The mapping under a key; None if it is left out."""
+        return None if self.take(key, None) is None else self.inner(key)
 
     def done(self) -> None:
         """Refuse keys that nobody has asked for."""

@@ -133,8 +133,8 @@ def test_every_cut_between_lines_replays(recorded: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (b"", "is none of format 1"),
-        (b'{"type": "ended", "reason": "x"}\n', "is none of format 1"),
+        (b"", "line 1: no header of format 1"),
+        (b'{"type": "ended", "reason": "x"}\n', "line 1: no header of format 1"),
         (b"not json\n", "line 1: "),
         (b'{"type": "other"}\n', "line 1: Invalid value 'other'"),
     ],

@@ -13,8 +13,9 @@ from jaxllm.memory.plan import KVCachePlan, group_layers
 from jaxllm.memory.prefix import PageHasher
 from jaxllm.memory.spec import FullKV
 from jaxllm.types.kv_events import CacheCleared, KVEvent, PageRemoved, PagesStored
-from jaxllm.types.request import FinishReason, Request, RequestStatus
+from jaxllm.types.request import Request
 from jaxllm.types.sampling import SamplingParams
+from tests.memory.test_manager import finish, run
 
 SIZE = 4
 
@@ -26,19 +27,6 @@ def make(num_pages: int = 10, *, groups: int = 1, events: bool = True) -> KVMana
 
 def ask(*tokens: int, adapter: str | None = None, salt: str | None = None) -> Request:
     return Request("r", tokens, SamplingParams(), 0.0, adapter_id=adapter, cache_salt=salt)
-
-
-def run(kv: KVManager, request: Request) -> Request:
-    kv.adopt_prefix(request)
-    assert kv.grow(request, request.num_tokens) is not None
-    request.num_computed = request.num_tokens
-    kv.commit(request)
-    return request
-
-
-def finish(kv: KVManager, request: Request) -> None:
-    request.status, request.finish_reason = RequestStatus.FINISHED, FinishReason.STOP
-    kv.release(request)
 
 
 def digests_of(*tokens: int) -> tuple[bytes, ...]:

@@ -164,10 +164,10 @@ def broken(tmp_path: Path, edit: Callable[[list[bytes]], list[bytes]]) -> Path:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda lines: lines[1:], r"b.jsonl, line 1: no header"),
+        (lambda lines: lines[1:], r"b.jsonl', line 1: no header"),
         (lambda lines: [], r"line 1: no header"),
-        (lambda lines: [*lines[:80], b'{"type":"planned"}\n', *lines[80:]], r"b.jsonl, line 81: .*now_s"),
-        (lambda lines: [*lines[:80], b"?\n", *lines[80:]], r"b.jsonl, line 81: "),
+        (lambda lines: [*lines[:80], b'{"type":"planned"}\n', *lines[80:]], r"b.jsonl', line 81: .*now_s"),
+        (lambda lines: [*lines[:80], b"?\n", *lines[80:]], r"b.jsonl', line 81: "),
         (
             lambda lines: [*lines[:80], b'{"type":"collected","step":99999,"tokens":{}}\n'],
             r"line 81: collected: step=9",
@@ -195,7 +195,7 @@ def test_a_missing_file_and_folder_are_named(tmp_path: Path, capsys: pytest.Capt
     record(tmp_path / "t.jsonl", TRUE)
     assert main([str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "no" / "x.json")]) == 2
     err = capsys.readouterr().err
-    assert "none.jsonl cannot be read" in err
+    assert "none.jsonl' cannot be read" in err
     assert "x.json' cannot be written" in err
 
 

@@ -94,6 +94,14 @@ def test_two_processes_see_what_one_sees(router: str) -> None:
     assert one.plan_hash == two.plan_hash and one.duration_s == two.duration_s
 
 
+@pytest.mark.parametrize("router", ["least_loaded", "power_of_two"])
+def test_between_two_reports_a_router_counts_what_it_sent_itself(router: str) -> None:
+    pool = Pool(name="all", setup=SETUP, cost=Steps(), num_replicas=4, router=router)
+    run = run_fleet(fleet(pools=(pool,), report_s=10.0), listed(40, gap_s=0.001))
+    sent = Counter(s.replica for s in run.served)
+    assert len(sent) == 4 and max(sent.values()) - min(sent.values()) <= (0 if router == "least_loaded" else 3)
+
+
 def test_one_replica_behind_a_router_serves_like_an_engine_alone() -> None:
     pool = Pool(name="all", setup=SETUP, cost=Steps(), num_replicas=1)
     behind = run_fleet(fleet(pools=(pool,)), listed(30))

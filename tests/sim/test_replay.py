@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from jaxllm.engine.executor import Executor
-from jaxllm.engine.replay import read_trace
 from jaxllm.engine.trace import Arrived, Header
+from jaxllm.engine.trace_file import read_trace
 from jaxllm.sim.clock import VirtualClock
-from jaxllm.sim.replay import plan_hashes, read_answers, simulated
+from jaxllm.sim.recorded import read_recorded
+from jaxllm.sim.replay import plan_hashes, simulated
 from jaxllm.testing.scripted import Script
 from jaxllm.types.sampling import SamplingParams
 from tests.helpers.scripted_engine import scripted
@@ -32,9 +33,9 @@ def test_a_recorded_run_gives_the_same_plans_on_every_stand_in(async_scheduling:
 
     def on_script(header: Header, clock: VirtualClock) -> Executor:
         del header, clock
-        answers = read_answers(path).token_ids
-        arrived = [line.request for line in read_trace(path)[1] if isinstance(line, Arrived)]
-        return scripted(*[Script(tuple(answers[r.request_id]), prompt_starts_with_ids=r.prompt_ids) for r in arrived])
+        answers = read_recorded(path).tokens.answers
+        arrived = [line.request for _, line in read_trace(path)[1] if isinstance(line, Arrived)]
+        return scripted(*[Script(answers[r.request_id][1], prompt_starts_with_ids=r.prompt_ids) for r in arrived])
 
     recorded, in_simulator = plan_hashes(path, simulated(path))
     assert len(recorded) > 40
