@@ -13,16 +13,41 @@ A message names the field, the value that was given and what would be accepted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, cast
+
 _MAX_SHOWN = 120  # characters of a user's value in a message
 
 
 def shown(value: object) -> str:
     """A user's value for a message: `repr`, cut to a length that fits a line."""
     try:
-        text = repr(value)
+        text = ""
+        for piece in _pieces(value):
+            text += piece
+            if len(text) > _MAX_SHOWN:
+                break
     except (RecursionError, ValueError):  # nested too deep, or an integer of thousands of digits
         text = f"(a value of type {type(value).__name__}, too large to show)"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """`repr` in parts, each made when it is needed: aliases make a value of a small file too large to be written."""
+    if isinstance(value, dict):
+        for place, (key, item) in enumerate(cast("dict[Any, Any]", value).items()):
+            yield ", " if place else "{"
+            yield from _pieces(key)
+            yield ": "
+            yield from _pieces(item)
+        yield "}" if cast("dict[Any, Any]", value) else "{}"
+    elif type(value) is list:
+        for place, item in enumerate(cast("list[Any]", value)):
+            yield ", " if place else "["
+            yield from _pieces(item)
+        yield "]" if value else "[]"
+    else:
+        yield repr(value)
 
 
 class JaxLLMError(Exception):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxllm.sim.config import Simulation
     from jaxllm.sim.metrics import Outcome
 
+_MOST_WORKERS = 256  # each is a process
 _FLAGS = [
     Flag("file", "text", "YAML file that says what is simulated (docs/simulator.md)", positional=True),
     Flag("json", "text", "write the figures of each run as JSON to this file; -: to stdout"),
@@ -33,13 +34,13 @@ def main(argv: list[str]) -> int:
     values = parse("simulate", __doc__ or "", _FLAGS, argv)
     if values["file"] is None:
         raise ConfigError("simulate needs a file; accepted: the name of a YAML file")
-    if values["workers"] < 1:
-        raise ConfigError(f"workers={values['workers']}; accepted: at least 1")
+    if not 1 <= values["workers"] <= _MOST_WORKERS:
+        raise ConfigError(f"workers={values['workers']}; accepted: at least 1, at most {_MOST_WORKERS}")
     from jaxllm.sim.config import load_simulation
 
     simulation = load_simulation(values["file"])
     paths = {name: _path(values[name]) for name in ("json", "plot", "html", "checkpoint")}
-    _check_paths(paths)
+    _check_paths(paths, simulation.path)
     if values["capacity"]:
         return _capacity(simulation, values["workers"], paths)
     outcomes = _run(simulation, values["workers"], paths["checkpoint"])
@@ -72,14 +73,20 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text).expanduser()
 
 
-def _check_paths(paths: dict[str, Path | None]) -> None:
+def _check_paths(paths: dict[str, Path | None], config: Path) -> None:
     """Told of now: a run may take long."""
     from jaxllm.bench.results import check_writable
     from jaxllm.sim.plots import check_plot
 
+    taken = {config.resolve(): "the file that is simulated"}
     for name, path in paths.items():
-        if path is not None and str(path) != "-":
-            check_writable(name, path)
+        if path is None or (name == "json" and str(path) == "-"):
+            continue
+        if str(path) == "-":
+            raise ConfigError(f"{name}='-'; accepted: the name of a file (json alone can go to stdout)")
+        check_writable(name, path)
+        if (other := taken.setdefault(path.resolve(), name)) != name:
+            raise ConfigError(f"{name}={str(path)!r} is {other} too; accepted: another file")
     if paths["plot"] is not None:
         check_plot(paths["plot"])
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,8 +62,9 @@ class Checkpoint:
             raise ConfigError(f"checkpoint={str(self._path)!r} cannot be read: {error.strerror}") from None
         try:
             saved = pickle.loads(content)
+            dumped = pickle.loads(saved.dumped)
         except Exception:
-            saved = None
+            saved = dumped = None
         if not isinstance(saved, _Saved) or saved.format != _FORMAT:
             raise ConfigError(f"checkpoint={str(self._path)!r} is none; accepted: a file that --checkpoint wrote")
         if (saved.config, saved.num_workers) != (self._config, num_workers):
@@ -70,7 +72,7 @@ class Checkpoint:
                 f"checkpoint={str(self._path)!r} is of another simulation or number of workers; accepted: the config, "
                 f"policy, seed and --workers={saved.num_workers} that it was written with, or another file"
             )
-        return pickle.loads(saved.dumped)
+        return dumped
 
     def save_if_due(self, running: Resumable, num_workers: int) -> None:
         if self._clock_s() - self._saved_s >= self._every_s:
@@ -84,6 +86,8 @@ class Checkpoint:
             beside.write_bytes(content)
             beside.replace(self._path)
         except OSError as error:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
             raise ConfigError(f"checkpoint={str(self._path)!r} cannot be written: {error.strerror}") from None
         self._saved_s = self._clock_s()
 

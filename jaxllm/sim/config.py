@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -25,6 +25,9 @@ from jaxllm.sim.workload import Workload
 from jaxllm.sim.workload_spec import make_workload
 
 _ROLES = ("whole", "prefill", "decode")
+_UNNAMED = "pool"
+_MOST = 10**8  # pages or requests: each takes memory
+_LEAST_REPORT_S = 1e-3  # shorter windows take longer than what happens in them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class Simulation:
     policies: tuple[PolicyChoice, ...]
     seeds: tuple[int, ...]
     workload_spec: Mapping[str, Any]
+    cost_specs: tuple[Mapping[str, Any], ...]  # of all parts; what their files hold is no part of `text`
     slo: Slo | None
     capacity: CapacityPlan | None = None
 
@@ -83,7 +87,11 @@ class Simulation:
     def digest(self, policy: PolicyChoice, seed: int) -> str:
         """Of all that decides the result, for checkpoints."""
         content = msgspec.json.encode([self.text, policy.name, dict(policy.options), seed])
-        return hashlib.sha256(content).hexdigest()
+        found = hashlib.sha256(content)
+        for name in _named_files([self.workload_spec, *self.cost_specs]):
+            path = self.path.parent / Path(name).expanduser()
+            found.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+        return found.hexdigest()
 
 
 def load_simulation(path: str | Path) -> Simulation:
@@ -94,7 +102,7 @@ def load_simulation(path: str | Path) -> Simulation:
     """
     path = Path(path)
     spec = load_lined(path)
-    root = Section(spec, str(path))
+    root = Section(spec, f"{path}: ")
     engine = _Engine(root.inner("engine"))
     cost_spec, slo_spec = root.mapping("cost", None), root.mapping("slo", None)
     cost = None if cost_spec is None else make_cost(cost_spec, f"{path}: cost", folder=path.parent)
@@ -106,12 +114,13 @@ def load_simulation(path: str | Path) -> Simulation:
     is_single = fleet is None and capacity is None
     simulation = Simulation(
         path=path,
-        text=path.read_text(encoding="utf-8"),
+        text=spec.text,
         fleet=_fleet(fleet, engine, cost, path) if fleet is not None or is_single else _first_of(capacity),
         is_fleet=fleet is not None,
         policies=_policies(root),
         seeds=_seeds(root),
         workload_spec=root.mapping("workload"),
+        cost_specs=_cost_specs(spec),
         slo=slo,
         capacity=capacity,
     )
@@ -120,16 +129,32 @@ def load_simulation(path: str | Path) -> Simulation:
     return simulation
 
 
+def _cost_specs(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Of a file that was found right."""
+    pools = (spec.get("fleet") or {}).get("pools", [])
+    found = [spec.get("cost"), *(pool.get("cost") for pool in pools)]
+    return tuple(each for each in found if each)
+
+
+def _named_files(specs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for spec in specs:
+        for key, value in spec.items():
+            if isinstance(value, Mapping):
+                yield from _named_files([cast("Mapping[str, Any]", value)])
+            elif isinstance(value, str) and (key == "file" or value.endswith(".json")):
+                yield value
+
+
 class _Engine:
     """The `engine` section: names of flags, and `host_s`."""
 
     def __init__(self, section: Section, base: _Engine | None = None) -> None:
         self.section = section
         old, cache = (base.scheduler, base.cache) if base is not None else (SchedulerConfig(), CacheConfig())
-        self.num_pages = section.whole("num_pages", base.num_pages if base is not None else None, low=2)
+        self.num_pages = section.whole("num_pages", base.num_pages if base is not None else None, low=2, high=_MOST)
         self.scheduler = replace(
             old,
-            max_num_seqs=section.whole("max_num_seqs", old.max_num_seqs, low=1),
+            max_num_seqs=section.whole("max_num_seqs", old.max_num_seqs, low=1, high=_MOST),
             max_num_batched_tokens=section.whole("max_num_batched_tokens", old.max_num_batched_tokens, low=1),
             max_model_len=section.whole("max_model_len", old.max_model_len, low=2),
             enable_chunked_prefill=section.switch("enable_chunked_prefill", old.enable_chunked_prefill),
@@ -160,6 +185,10 @@ class _Engine:
 
     def setup(self, cost: CostModel) -> EngineSetup:
         """Pages as given, else as many as the described device has room for."""
+        scheduler, budget = self.scheduler, self.scheduler.max_num_batched_tokens
+        if not scheduler.enable_chunked_prefill and budget < scheduler.max_model_len:
+            accepted = f"at least max_model_len={scheduler.max_model_len}, or enable_chunked_prefill"
+            raise self.section.fail("max_num_batched_tokens", budget, accepted)
         num_pages = self.num_pages
         if num_pages is None:
             if not isinstance(cost, Roofline):
@@ -169,6 +198,8 @@ class _Engine:
                 raise ConfigError(
                     f"{self.section.where}: {cost.model.name} leaves no memory for KV on {cost.device.name}"
                 )
+            if num_pages > _MOST:
+                raise ConfigError(f"{self.section.where}: {cost.device.name} has room for over {_MOST} pages")
         return EngineSetup(scheduler=self.scheduler, cache=replace(self.cache, num_pages=num_pages), host_s=self.host_s)
 
 
@@ -185,8 +216,13 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
         _failure(Section(content, f"{section.path('failures')}[{number}]"))
         for number, content in enumerate(section.items("failures", []))
     ]
-    report_s = section.number("report_s", 0.1, above=0)
+    report_s = section.number("report_s", 0.1, low=_LEAST_REPORT_S)
     section.done()
+    if transfer is not None and all(pool.role == "whole" for pool in pools):
+        raise ConfigError(f"{section.path('transfer')} is of prefill and decode pools; accepted: leave it out")
+    names = [pool.name for pool in pools if pool.name != _UNNAMED]
+    if len(set(names)) < len(names):
+        raise section.fail("pools", names, "each name once")
     try:
         return FleetSetup(pools=tuple(pools), report_s=report_s, transfer=transfer, failures=tuple(failures))
     except ConfigError as error:
@@ -194,21 +230,22 @@ def _fleet(section: Section | None, engine: _Engine, cost: CostModel | None, pat
 
 
 def _pool(section: Section, engine: _Engine, cost: CostModel | None, path: Path) -> Pool:
-    name = section.text("name", "pool")
+    name = section.text("name", _UNNAMED)
     own_cost = section.mapping("cost", None)
     if own_cost is not None:
         cost = make_cost(own_cost, section.path("cost"), folder=path.parent)
     if cost is None:
         raise ConfigError(f"{section.where}.cost is missing; accepted: a mapping, here or at the top")
     own = engine.changed_by(section.optional("engine"))
+    num_replicas = section.whole("num_replicas", low=1, high=100_000)
     pool = Pool(
         name=name,
         setup=own.setup(cost),
         cost=cost,
-        num_replicas=section.whole("num_replicas", low=1, high=100_000),
+        num_replicas=num_replicas,
         role=section.text("role", "whole", choices=_ROLES),
         router=section.text("router", "least_loaded", choices=tuple(ROUTERS)),
-        autoscale=_autoscale(section.optional("autoscale")),
+        autoscale=_autoscale(section.optional("autoscale"), num_replicas),
     )
     section.done()
     return pool
@@ -231,7 +268,7 @@ def _capacity(section: Section | None, engine: _Engine, path: Path) -> CapacityP
         candidates=tuple(candidates),
         share=section.number("share", 0.99, above=0, high=1),
         most=section.whole("most", 64, low=1, high=100_000),
-        report_s=section.number("report_s", 0.1, above=0),
+        report_s=section.number("report_s", 0.1, low=_LEAST_REPORT_S),
     )
     section.done()
     if len({candidate.name for candidate in candidates}) < len(candidates):
@@ -245,14 +282,15 @@ def _first_of(capacity: CapacityPlan | None) -> FleetSetup:
     return FleetSetup(pools=pools)
 
 
-def _autoscale(section: Section | None) -> Autoscale | None:
+def _autoscale(section: Section | None, num_replicas: int) -> Autoscale | None:
     if section is None:
         return None
+    low = section.number("low", 8.0)
     found = Autoscale(
-        most=section.whole("most", low=1),
-        least=section.whole("least", 1, low=1),
-        high=section.number("high", 32.0, above=0),
-        low=section.number("low", 8.0),
+        most=section.whole("most", low=num_replicas, high=100_000),
+        least=section.whole("least", 1, low=1, high=num_replicas),
+        high=section.number("high", 32.0, low=low),
+        low=low,
         startup_s=section.number("startup_s", 60.0),
         cooldown_s=section.number("cooldown_s", 30.0),
     )

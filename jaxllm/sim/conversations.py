@@ -100,6 +100,8 @@ def _pairs(messages: list[Any]) -> Iterator[tuple[int, int]]:
             raise _Wrong(f"a message is {shown(message)}; accepted: an object")
         fields = cast("dict[str, Any]", message)
         role = fields.get("from", fields.get("role"))
+        if not isinstance(role, str):
+            raise _Wrong(f"from={shown(role)}; accepted: {', '.join(sorted(_ASKING | _ANSWERING | _OTHER))}")
         if role in _ASKING:
             asked += _num_tokens(fields)
         elif role in _ANSWERING:

@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, shown
+from jaxllm.sim.section import Lined, is_number
 
 _MAX_BYTES = 64 * 2**20
+_MAX_NUMBER = 1e30  # what is multiplied with it stays a number
+_MAX_WHOLE = 2**53
 
 
 class Fields:
     """The fields of one JSON object or YAML section, each to be taken once. Mutable; read by one loader.
 
-    `where` begins each message. `text` is the file's text, if there is one: messages then give the line.
+    `where` begins each message. `text` is the file's text, if there is one: messages then give the line, as they
+    do where `values` is `Lined`.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, *, text: str = "", path: str = "") -> None:
         self.where = where
         self._left = dict(values)
+        self._lines = values.lines if isinstance(values, Lined) else {}
         self._text = text
         self._path = path  # of this object in the file: "experts."
 
@@ -39,15 +44,14 @@ class Fields:
         """A finite number, at least `at_least`, or above `above`."""
         value = self._take(name, default)
         accepted = f"a number above {above:g}" if above is not None else f"a number of at least {at_least:g}"
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
-        if not is_number or value < at_least or (above is not None and value <= above):
-            raise self.error(name, value, accepted)
+        if not _is_number(value) or value < at_least or (above is not None and value <= above):
+            raise self.error(name, value, f"{accepted}, and at most {_MAX_NUMBER:g}")
         return float(value)
 
     def integer(self, name: str, *, at_least: int = 1, default: int | None = None) -> int:
         value = self._take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            raise self.error(name, value, f"an integer of at least {at_least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _MAX_WHOLE:
+            raise self.error(name, value, f"an integer of at least {at_least}, and at most {_MAX_WHOLE}")
         return value
 
     def text(self, name: str, *, default: str | None = None) -> str:
@@ -82,7 +86,7 @@ class Fields:
         if not isinstance(value, list):
             raise self.error(name, value, f"a list of rows of {num_columns} numbers")
         for number, row in enumerate(value):  # pyright: ignore
-            if not isinstance(row, list) or len(row) != num_columns or not all(_is_finite(cell) for cell in row):  # pyright: ignore
+            if not isinstance(row, list) or len(row) != num_columns or not all(_is_number(cell) for cell in row):  # pyright: ignore
                 raise self.error(f"{name}[{number}]", row, f"{num_columns} numbers")
         return value  # pyright: ignore
 
@@ -104,6 +108,10 @@ class Fields:
             return ConfigError(f"{at}={shown(value)} is not known; accepted: leave it out")
         return ConfigError(f"{at}={shown(value)}; accepted: {accepted}")
 
+    def place(self, name: str) -> str:
+        """The section, and the line of one of its fields, for a message."""
+        return f"{self.where}{self._line(name)}"
+
     def _take(self, name: str, default: object) -> Any:
         if name in self._left:
             return self._left.pop(name)
@@ -112,6 +120,8 @@ class Fields:
         return default
 
     def _line(self, name: str) -> str:
+        if name in self._lines:
+            return f", line {self._lines[name]}"
         begin = 0
         for key in f"{self._path}{name}".split("[")[0].split("."):
             found = re.compile(rf'"{re.escape(key)}"\s*:').search(self._text, begin)
@@ -131,7 +141,7 @@ def read_json(path: Path) -> Fields:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigError(f"{path} has over {_MAX_BYTES} bytes; accepted: a description of less")
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_once)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; accepted: a JSON file") from None
     except json.JSONDecodeError as error:
@@ -169,5 +179,13 @@ def _root() -> Path:
     return installed if installed.is_dir() else package.parent / "configs" / "cost"
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+def _is_number(value: Any) -> bool:
+    return is_number(value) and abs(value) <= _MAX_NUMBER
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {shown(next(name for name in found if names.count(name) > 1))} twice")
+    return found

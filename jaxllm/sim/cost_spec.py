@@ -40,11 +40,15 @@ def _roofline(fields: Fields, folder: Path) -> CostModel:
     device_name, model_name = fields.text("device"), fields.text("model")
     num = fields.integer("tensor_parallel", default=1)
     dtypes = {name: fields.choice(name, DTYPE_BYTES) for name in ("weight_dtype", "kv_dtype") if name in fields}
+    place = fields.place("device")
     try:
         device = load_device(_located(device_name, folder))
-        return Roofline(device, load_model(_located(model_name, folder), **dtypes), num)
+        place = fields.place("model")
+        model = load_model(_located(model_name, folder), **dtypes)
+        place = fields.place("tensor_parallel")
+        return Roofline(device, model, num)
     except ConfigError as error:
-        raise ConfigError(f"{fields.where}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _from_file(load: Callable[[Path], CostModel]) -> Callable[[Fields, Path], CostModel]:
@@ -53,14 +57,15 @@ def _from_file(load: Callable[[Path], CostModel]) -> Callable[[Fields, Path], Co
         try:
             return load(path)
         except ConfigError as error:
-            raise ConfigError(f"{fields.where}: {error}") from None
+            raise ConfigError(f"{fields.place('file')}: {error}") from None
 
     return make
 
 
 def _constant(fields: Fields, folder: Path) -> CostModel:
     del folder
-    return Linear(step_s=fields.number("step_s"), token_s=fields.number("token_s", default=0.0), source="constant")
+    step_s = fields.number("step_s", above=0)  # in steps of no time a closed loop has no end
+    return Linear(step_s=step_s, token_s=fields.number("token_s", default=0.0), source="constant")
 
 
 def _located(name: str, folder: Path) -> str:

@@ -10,6 +10,7 @@ from itertools import compress
 import numpy as np
 
 from jaxllm.engine.executor import Ticket
+from jaxllm.errors import ConfigError
 from jaxllm.sim.clock import VirtualClock
 from jaxllm.sim.cost import CostModel
 from jaxllm.types.step import ScheduledRows, SchedulerOutput, StepOutput
@@ -17,6 +18,7 @@ from jaxllm.types.step import ScheduledRows, SchedulerOutput, StepOutput
 TokenSource = Callable[[str, int], int]  # (request id, position) -> the token that is sampled for that position
 
 _VOCABULARY = 1 << 15
+_MOST_STEP_S = 86_400.0  # one that takes longer is a mistake in the cost model
 
 
 def any_token(request_id: str, position: int) -> int:
@@ -57,6 +59,10 @@ class SimulatedExecutor:
         self._clock.advance_to(self._clock.now_s() + self._host_s)
         computed = _without_prompts(plan) if self._loads_kv else plan
         seconds = self._cost.step_seconds(computed) if computed.rows.num_rows else 0.0
+        if not 0 <= seconds <= _MOST_STEP_S:
+            raise ConfigError(
+                f"cost: a step of {computed.total_tokens} tokens takes {seconds:g} s; accepted: 0 to {_MOST_STEP_S:g}"
+            )
         started_s = max(self._clock.now_s(), self._free_s)
         self._free_s = started_s + seconds
         self.busy_s += seconds

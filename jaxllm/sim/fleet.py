@@ -17,7 +17,7 @@ from jaxllm.sim.host import Ended, Host, HostProcess, LocalHost, Report, Totals,
 from jaxllm.sim.replica import EngineSetup, Served
 from jaxllm.sim.router import ROUTERS, Load, Router
 from jaxllm.sim.simulator import Run
-from jaxllm.sim.workload import Arrival, Workload
+from jaxllm.sim.workload import Arrival, Workload, check_time
 from jaxllm.types.request import FinishReason
 
 Role = Literal["whole", "prefill", "decode"]
@@ -239,6 +239,7 @@ class Fleet:
     def _push(self, at_s: float, stage: Role, arrival: Arrival) -> None:
         """`stage`: which half of the request comes, or all of it."""
         state = self.state
+        check_time(arrival.request_id, at_s)
         state.num_pushed += 1
         heapq.heappush(state.coming, (at_s, state.num_pushed, stage, arrival))
 
@@ -287,6 +288,7 @@ class Fleet:
     def _check_hope(self, stage: Role, now_s: float) -> None:
         state, pools = self.state, self._setup.pools
         numbers = [m.pool for m in state.members.values() if m.start_s > now_s] + [pool for *_, pool in state.restarts]
+        numbers += [index for index, pool in enumerate(pools) if pool.autoscale is not None]
         if not any(pools[pool].role == stage for pool in numbers):
             raise JaxLLMError(f"at {now_s:.3f} s no {stage} replica is left, and none will come; requests wait")
 
@@ -391,7 +393,11 @@ class Fleet:
             for member in [m for m in members if m.is_draining and m.load.known == 0]:
                 self._stop_replica(member.number, now_s)
             taking = [m for m in members if not m.is_draining]
-            if now_s - state.changed_s[index] < rules.cooldown_s:
+            coming = sum(each == index for *_, each in state.restarts)
+            if len(taking) + coming < rules.least:  # some have failed for good
+                self._start_replica(index, now_s + rules.startup_s)
+                continue
+            if not taking or now_s - state.changed_s[index] < rules.cooldown_s:
                 continue
             mean = sum(m.load.known for m in taking) / len(taking)
             if mean > rules.high and len(taking) < rules.most:

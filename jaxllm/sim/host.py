@@ -123,8 +123,19 @@ class HostProcess:
         self._process.start()
         there.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
     def send(self, name: str, *arguments: Any) -> None:
-        self._pipe.send((name, arguments))
+        """
+        Raises:
+            JaxLLMError: the process is gone.
+        """
+        try:
+            self._pipe.send((name, arguments))
+        except OSError:  # not to be taken for a reader of the output that has gone
+            raise self._gone() from None
 
     def answer(self) -> Any:
         """Of the oldest call without one.
@@ -134,11 +145,15 @@ class HostProcess:
         """
         try:
             is_done, answer = self._pipe.recv()
-        except EOFError:
-            raise JaxLLMError(f"a process of the simulation ended (exit code {self._process.exitcode})") from None
+        except (EOFError, OSError):
+            raise self._gone() from None
         if not is_done:
             raise JaxLLMError(f"a process of the simulation failed: {answer}")
         return answer
+
+    def _gone(self) -> JaxLLMError:
+        self._process.join(1.0)
+        return JaxLLMError(f"a process of the simulation ended (exit code {self._process.exitcode})")
 
     def close(self) -> None:
         self._pipe.close()

@@ -98,6 +98,8 @@ class Linear:
             source=fields.text("source", default="unknown"),
         )
         fields.done()
+        if not any(found.coefficients.values()):
+            raise fields.error("step_s", found.step_s, "one price above 0")
         return found
 
 
@@ -115,5 +117,7 @@ def _padding(fields: Fields) -> Padding:
     for name, sizes in (("decode", found.decode), ("mixed", found.mixed), ("samples", found.samples)):
         if list(sizes) != sorted(sizes):
             raise fields.error(name, sizes, "ascending sizes")
+        if any(size < 1 for row in sizes for size in (row if isinstance(row, tuple) else (row,))):
+            raise fields.error(name, sizes, "sizes of at least 1")
     fields.done()
     return found

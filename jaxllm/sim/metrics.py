@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from jaxllm.errors import ConfigError, shown
 from jaxllm.sim.replica import Counts, Served
+from jaxllm.sim.section import Section, is_number
 from jaxllm.sim.simulator import Run
 from jaxllm.types.request import FinishReason
 
@@ -36,8 +37,7 @@ class Slo:
     def __post_init__(self) -> None:
         for name in _TARGETS:
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and math.isfinite(value) and value > 0):
+            if value is not None and not (is_number(value) and value > 0):
                 raise ConfigError(f"{name}={shown(value)}; accepted: seconds, above 0")
 
 
@@ -47,13 +47,10 @@ def make_slo(spec: Mapping[str, Any], where: str) -> Slo:
     Raises:
         ConfigError: an unknown target, or one that is no time above 0.
     """
-    for name in spec:
-        if name not in _TARGETS:
-            raise ConfigError(f"{where}: unknown key {shown(name)}; accepted: {', '.join(_TARGETS)}")
-    try:
-        return Slo(**spec)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    section = Section(spec, where)
+    targets = {name: section.number(name, None, above=0) for name in _TARGETS}
+    section.done()
+    return Slo(**targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,36 +29,36 @@ _MAX_S = 1e9
 _SERVICE = ("tenant", "deadline_s", "ttft_target_s", "tpot_target_s", "retention_priority", "retention_tokens")
 
 
-def lengths_of(section: Section, key: str, *, low: int = 1) -> IntDistribution:
-    """Whole numbers from `low`: one, a list of which each is as likely, or a distribution.
+def lengths_of(section: Section, key: str, *, low: int = 1, high: int = MAX_TOKENS) -> IntDistribution:
+    """Whole numbers from `low` to `high`: one, a list of which each is as likely, or a distribution.
 
     Raises:
         ConfigError: the value is none of them.
     """
-    accepted = f"a whole number from {low} to {MAX_TOKENS}, a list of such, or {{kind: {' | '.join(_KINDS)}, ...}}"
+    accepted = f"a whole number from {low} to {high}, a list of such, or {{kind: {' | '.join(_KINDS)}, ...}}"
     value: Any = section.take(key, accepted=accepted)
     if isinstance(value, list):
         values = cast("list[Any]", value)
-        if not values or not all(_is_length(each, low) for each in values):
+        if not values or not all(_is_length(each, low, high) for each in values):
             raise section.fail(key, value, accepted)
         return Lengths(Listed(tuple(float(each) for each in values)), low)
     if not isinstance(value, Mapping):
-        if not _is_length(value, low):
+        if not _is_length(value, low, high):
             raise section.fail(key, value, accepted)
         return Lengths(Constant(float(value)), low)
     inner = section.inner(key)
     if inner.text("kind", choices=_KINDS) == "uniform":
-        lowest = inner.whole("low", low=low, high=MAX_TOKENS)
-        lengths: IntDistribution = UniformLengths(lowest, inner.whole("high", low=lowest, high=MAX_TOKENS))
+        lowest = inner.whole("low", low=low, high=high)
+        lengths: IntDistribution = UniformLengths(lowest, inner.whole("high", low=lowest, high=high))
     else:
-        least = inner.whole("min", low, low=low, high=MAX_TOKENS)
-        lengths = Lengths(_distribution(inner), least, inner.whole("max", MAX_TOKENS, low=least, high=MAX_TOKENS))
+        least = inner.whole("min", low, low=low, high=high)
+        lengths = Lengths(_distribution(inner), least, inner.whole("max", high, low=least, high=high))
     inner.done()
     return lengths
 
 
-def _is_length(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MAX_TOKENS
+def _is_length(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def duration_of(section: Section, key: str, default: Distribution) -> Distribution:

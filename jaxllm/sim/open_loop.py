@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxllm.sim.arrivals import Process, Until
 from jaxllm.sim.lengths import Constant, Distribution
 from jaxllm.sim.mix import Mix
-from jaxllm.sim.workload import Arrival
+from jaxllm.sim.workload import Arrival, until_none
 
 REFUSED_S = 0.01  # a client that got nothing waits at least so long
 NO_PAUSE = Constant(0.0)
@@ -69,8 +69,8 @@ class ClosedLoop:
         self._think_s = think_s
         self._rng = random.Random(f"{seed}/think")
         self._number = 0
-        first = [self._next(0.0) for _ in range(concurrency)]
-        self._first = tuple(arrival for arrival in first if arrival is not None)
+        first = (self._next(0.0) for _ in range(concurrency))
+        self._first = tuple(until_none(first))
 
     def start(self) -> Iterable[Arrival]:
         return self._first

@@ -19,7 +19,7 @@ from jaxllm.scheduler.stop import StopRules
 from jaxllm.sim.clock import VirtualClock
 from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import SimulatedExecutor, TokenSource, any_token
-from jaxllm.sim.workload import Arrival
+from jaxllm.sim.workload import Arrival, check_time
 from jaxllm.types.profile import PHASES, StepProfile
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
@@ -140,6 +140,7 @@ class Replica:
 
     def put(self, arrival: Arrival) -> None:
         """A request that comes at its time, or now if that has passed."""
+        check_time(arrival.request_id, arrival.at_s)
         heapq.heappush(self._inbox, (arrival.at_s, self._num_put, arrival))
         self._num_put += 1
 

@@ -194,7 +194,7 @@ def tables(summaries: Sequence[Summary]) -> list[Table]:
     comparison = compare(summaries)
     main = Table(caption=Text("\n".join(notes(comparison))), caption_justify="left")
     for place, title in enumerate(("", *comparison.policies)):
-        main.add_column(Text(title), justify="right" if place else "left", no_wrap=not place)
+        main.add_column(Text(title), justify="right" if place else "left", no_wrap=not place, overflow="fold")
     for figure, cells in comparison.rows:
         main.add_row(Text(figure.title), *(Text(cell.text) for cell in cells))
     rows = tenant_rows(summaries)
@@ -202,7 +202,7 @@ def tables(summaries: Sequence[Summary]) -> list[Table]:
         return [main]
     tenants = Table(title="Tenants" if comparison.num_seeds < 2 else "Tenants, means over seeds")
     for place, title in enumerate(TENANT_COLUMNS):
-        tenants.add_column(Text(title), justify="right" if place > 1 else "left")
+        tenants.add_column(Text(title), justify="right" if place > 1 else "left", overflow="fold")
     for row in rows:
         tenants.add_row(*map(Text, row))
     return [main, tenants]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +12,17 @@ from typing import Any, cast
 from jaxllm.errors import ConfigError, shown
 
 _NOTHING = object()
+_FLOAT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")  # with an exponent, as YAML 1.2 and people write it
+_TAGS = {"mapping": "tag:yaml.org,2002:map", "sequence": "tag:yaml.org,2002:seq"}
 
 
 class Lined(dict[str, Any]):
     """A mapping of a YAML file that knows the line of each of its keys."""
 
-    def __init__(self, items: Iterable[tuple[str, Any]], lines: Mapping[str, int]) -> None:
+    def __init__(self, items: Iterable[tuple[str, Any]], lines: Mapping[str, int], text: str = "") -> None:
+        """`text`: of the file, if this is the top of one."""
         super().__init__(items)
+        self.text = text
         self.lines = dict(lines)
 
 
@@ -31,7 +36,8 @@ def load_lined(path: str | Path) -> Lined:
 
     path = Path(path)
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8")  # once: it may be a pipe
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
         value = {} if node is None else _Nodes(path).value(node)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
@@ -39,7 +45,9 @@ def load_lined(path: str | Path) -> Lined:
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds {type(value).__name__}; accepted: lines of KEY: VALUE")
-    return value if isinstance(value, Lined) else Lined((), {})
+    found = value if isinstance(value, Lined) else Lined((), {})
+    found.text = text
+    return found
 
 
 class _Nodes:
@@ -58,6 +66,10 @@ class _Nodes:
         return self._known[id(node)]
 
     def _made(self, node: Any) -> Any:
+        if node.tag != _TAGS.get(node.id, node.tag):
+            raise ConfigError(f"{self._path}, line {node.start_mark.line + 1}: tag {node.tag!r}; accepted: none")
+        if node.id == "scalar" and node.style is None and _FLOAT.fullmatch(node.value):
+            return float(node.value)  # YAML 1.1, which the parser follows, reads 1e-3 as text
         if node.id == "mapping":
             return self._mapping(node)
         if node.id == "sequence":
@@ -68,7 +80,10 @@ class _Nodes:
         lines: dict[str, int] = {}
         items: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, line = self.value(key_node), key_node.start_mark.line + 1
+            line = key_node.start_mark.line + 1
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise ConfigError(f"{self._path}, line {line}: key '<<'; accepted: keys that are written out")
+            key = self.value(key_node)
             if not isinstance(key, str):
                 raise ConfigError(f"{self._path}, line {line}: key {shown(key)}; accepted: text")
             if key in items:
@@ -85,7 +100,7 @@ class Section:
     """
 
     def __init__(self, spec: object, where: str) -> None:
-        """`where`: the file and the way to this mapping, such as "sim.yaml: workload"."""
+        """`where`: the file and the way to this mapping, such as "sim.yaml: workload"; "sim.yaml: " for its top."""
         if not isinstance(spec, Mapping):
             raise ConfigError(f"{where}={shown(spec)}; accepted: a mapping")
         self.where = where
@@ -102,7 +117,10 @@ class Section:
     def path(self, key: str) -> str:
         """A key for a message, with its line."""
         line = self._lines.get(key)
-        return f"{self.where}.{key}" + ("" if line is None else f" (line {line})")
+        return self._way(key) + ("" if line is None else f" (line {line})")
+
+    def _way(self, key: str) -> str:
+        return f"{self.where}{key}" if self.where.endswith(": ") else f"{self.where}.{key}"
 
     def take(self, key: str, default: Any = _NOTHING, *, accepted: str = "a value") -> Any:
         """The value as it is."""
@@ -110,7 +128,7 @@ class Section:
         if key in self._spec:
             return self._spec[key]
         if default is _NOTHING:
-            raise ConfigError(f"{self.where}.{key} is missing; accepted: {accepted}")
+            raise ConfigError(f"{self._way(key)} is missing; accepted: {accepted}")
         return default
 
     def whole(self, key: str, default: Any = _NOTHING, *, low: int = 0, high: int = 2**53) -> Any:

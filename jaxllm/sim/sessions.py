@@ -11,7 +11,7 @@ from typing import Protocol
 from jaxllm.sim.arrivals import Process, Until
 from jaxllm.sim.mix import Mix, RequestClass
 from jaxllm.sim.open_loop import REFUSED_S
-from jaxllm.sim.workload import Arrival
+from jaxllm.sim.workload import Arrival, until_none
 from jaxllm.types.service import ServiceParams
 
 
@@ -62,8 +62,8 @@ class Sessions:
         self._seed = seed
         self._open: dict[str, _Session] = {}
         self._num_begun = 0
-        first = [self._begin(0.0) for _ in range(concurrency)] if process is None else []
-        self._first = tuple(arrival for arrival in first if arrival is not None)
+        first = (self._begin(0.0) for _ in range(concurrency if process is None else 0))
+        self._first = tuple(until_none(first))
 
     def start(self) -> Iterable[Arrival]:
         if self._process is None:

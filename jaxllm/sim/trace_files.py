@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 from jaxllm.errors import ConfigError, shown
 from jaxllm.sim.lengths import MAX_TOKENS
 from jaxllm.sim.mix import Mix
-from jaxllm.sim.workload import Arrival
+from jaxllm.sim.workload import MAX_TIME_S, Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +166,9 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[_Row]:
 
 
 def _check_heading(path: Path, heading: Sequence[str], columns: Columns) -> None:
+    twice = [name for name in columns.names if heading.count(name) > 1]
+    if twice:
+        raise ConfigError(f"trace {str(path)!r}, line 1: column {twice[0]!r} twice; accepted: each once")
     missing = [name for name in columns.names if name not in heading]
     if missing:
         raise ConfigError(
@@ -223,7 +225,7 @@ class _Time:
         number = _number(value)
         date = _date(value) if number is None else None
         if number is None and date is None:
-            accepted = "seconds, at least 0, or a date and time as 2023-11-16 18:15:46.68"
+            accepted = f"seconds, 0 to {MAX_TIME_S:g}, or a date and time as 2023-11-16 18:15:46.68"
             raise ConfigError(f"{where}: {name}={shown(value)}; accepted: {accepted}")
         if self._has_dates is None:
             self._has_dates, self._first = date is not None, date
@@ -242,7 +244,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if 0 <= number <= MAX_TIME_S else None
 
 
 def _date(value: Any) -> datetime | None:

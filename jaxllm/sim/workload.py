@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
+from jaxllm.errors import ConfigError
 from jaxllm.types.service import DEFAULT_SERVICE, ServiceParams
+
+MAX_TIME_S = 1e12  # on the simulation's clock: beyond it, steps are too short to move it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,21 @@ class Arrival:
     @property
     def num_prompt(self) -> int:
         return len(self.prompt_ids)
+
+
+def until_none(arrivals: Iterable[Arrival | None]) -> Iterator[Arrival]:
+    """Those before the first None."""
+    for arrival in arrivals:
+        if arrival is None:
+            return
+        yield arrival
+
+
+def check_time(request_id: str, at_s: float) -> None:
+    """Raises: ConfigError: a request comes later than a simulation can go."""
+    if not at_s <= MAX_TIME_S:
+        accepted = f"the first {MAX_TIME_S:g} s; look at rates, pauses and the speed of a trace"
+        raise ConfigError(f"request {request_id!r} comes at {at_s:g} s; accepted: {accepted}")
 
 
 class Workload(Protocol):

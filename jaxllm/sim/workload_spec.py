@@ -22,6 +22,9 @@ from jaxllm.sim.sessions import Sessions, Writer
 from jaxllm.sim.trace_files import AZURE, BURSTGPT, Replay, read_trace
 from jaxllm.sim.workload import Workload
 
+_MOST_CLIENTS = 10**7
+_MOST_TURNS = 10**5  # of a conversation: each carries all before it
+
 
 def make_workload(spec: Mapping[str, Any], seed: int, where: str, *, folder: Path = Path()) -> Workload:
     """The workload that a section describes; docs/sim-workloads.md lists its keys.
@@ -57,7 +60,7 @@ def _at_once(section: Section, seed: int, folder: Path) -> Workload:
 
 
 def _closed(section: Section, seed: int, folder: Path) -> Workload:
-    concurrency = section.whole("concurrency", low=1)
+    concurrency = section.whole("concurrency", low=1, high=_MOST_CLIENTS)
     think_s = duration_of(section, "think_s", Constant(0.0))
     until = _until(section, "num_requests")
     return ClosedLoop(concurrency, _mix(section, seed, folder), until, seed=seed, think_s=think_s)
@@ -69,7 +72,7 @@ def _chats(section: Section, seed: int, folder: Path) -> Workload:
         turns = SeenTurns(_read_conversations(section, folder))
     else:
         pairs = Independent(lengths_of(section, "user"), lengths_of(section, "output"))
-        turns = DrawnTurns(lengths_of(section, "turns"), pairs)
+        turns = DrawnTurns(lengths_of(section, "turns", high=_MOST_TURNS), pairs)
     writer = ChatWriter(
         mix.prompts,
         turns,
@@ -86,7 +89,7 @@ def _agents(section: Section, seed: int, folder: Path) -> Workload:
     mix = _session_mix(section, seed)
     shape = AgentShape(
         task=lengths_of(section, "task"),
-        calls=lengths_of(section, "calls", low=0),
+        calls=lengths_of(section, "calls", low=0, high=_MOST_TURNS),
         call=lengths_of(section, "call"),
         result=lengths_of(section, "result"),
         answer=lengths_of(section, "answer"),
@@ -236,7 +239,7 @@ def _sessions(section: Section, writer: Writer, mix: Mix, seed: int) -> Sessions
     """Conversations that begin at a `rate`, with or without `cv` or `burstiness`, or `concurrency` at a time."""
     until = _until(section, "num_sessions")
     if section.one_of("rate", "concurrency") == "concurrency":
-        concurrency = section.whole("concurrency", low=1)
+        concurrency = section.whole("concurrency", low=1, high=_MOST_CLIENTS)
         return Sessions(writer, mix, until, seed=seed, concurrency=concurrency)
     is_gamma = "cv" in section or "burstiness" in section
     process = Gamma(_rate(section), _shape(section) if is_gamma else 1.0)

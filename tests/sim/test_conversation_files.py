@@ -69,6 +69,7 @@ def test_single_requests_have_the_lengths_of_first_questions(tmp_path):
         ("[\n{},\n]", "line 2: {}"),
         ('[\n{"conversations": [1]}]', "line 2: a message is 1"),
         ('[\n\n{"conversations": [{"from": "martian", "value": "x"}]}]', "line 3: from='martian'; accepted: assistant"),
+        ('[{"conversations": [{"from": [], "value": "x"}]}]', "line 1: from=[]; accepted: assistant"),
         ('[{"conversations": [{"from": "human", "value": 3}]}]', "line 1: value=3"),
         ('[{"conversations": [{"from": "human", "tokens": -3}]}]', "line 1: tokens=-3"),
         ('[{"messages": []},\n{"messages": [}', "the file ends in the list"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.errors import ConfigError, JaxLLMError
 from jaxllm.sim.checkpoint import Checkpoint, run_with_checkpoints
 from jaxllm.sim.fleet import Autoscale, Failure, Fleet, FleetSetup, Pool, Transfer, run_fleet
+from jaxllm.sim.host import Host, HostProcess
 from jaxllm.sim.replica import EngineSetup
 from jaxllm.sim.router import LeastLoaded, Load, PowerOfTwo, PrefixHash, RoundRobin
 from jaxllm.sim.simulator import OneEngine, Run
@@ -236,3 +239,15 @@ def test_a_replica_that_leaves_takes_only_its_own_prefixes_along() -> None:
     before = [router.choose(prompt, loads(0, 0, 0, 0)).number for prompt in prompts]
     after = [router.choose(prompt, loads(0, 0, 0)).number for prompt in prompts]
     assert all(old == new for old, new in zip(before, after, strict=True) if old != 3)
+
+
+def test_a_worker_that_was_killed_is_told_of() -> None:
+    host = HostProcess(Host([(SETUP, Steps())]))
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(JaxLLMError, match=r"ended \(exit code -9\)"):
+        for _ in range(1000):  # a call may be taken before the process is gone
+            host.send("totals")
+            host.answer()
+    with pytest.raises(JaxLLMError, match=r"ended \(exit code -9\)"):
+        host.send("totals")
+    host.close()

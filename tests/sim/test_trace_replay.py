@@ -100,6 +100,8 @@ HEADING = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         (HEADING + "1,2,-3\n", "line 2: GeneratedTokens='-3'"),
         (HEADING + "1,2,99999999\n", "line 2: GeneratedTokens='99999999'"),
         (HEADING + "1,²,3\n", "line 2: ContextTokens='²'"),
+        ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n", "line 1: column 'ContextTokens' twice"),
+        (HEADING + "1e300,2,3\n", "line 2: TIMESTAMP='1e300'; accepted: seconds, 0 to 1e+12"),
         (HEADING + "1,2\n", "line 2: 2 columns; accepted: 3"),
         (HEADING + "1,2,3,4\n", "line 2: 4 columns; accepted: 3"),
         (HEADING + "yesterday,2,3\n", "line 2: TIMESTAMP='yesterday'; accepted: seconds"),
