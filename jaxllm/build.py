@@ -24,12 +24,10 @@ from jaxllm.engine.parts import CoreParts, EngineParts
 from jaxllm.engine.trace import Header, TraceRecorder, trace_path
 from jaxllm.engine.trace_file import FileRecorder, check_writable
 from jaxllm.errors import ConfigError, shown
-from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, KVGroup
 from jaxllm.memory.spec import FullKV, pages_for
+from jaxllm.scheduler.make import make_scheduler
 from jaxllm.scheduler.registry import create_policy
-from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.stop import StopRules
 from jaxllm.tokenizer.base import Tokenizer
 from jaxllm.tokenizer.chat import ChatTemplate
 from jaxllm.tokenizer.load import load_chat_template, load_tokenizer
@@ -299,14 +297,9 @@ def _core(
     executor: Executor,
     number: int = 0,
 ) -> CoreParts:
-    kv = KVManager(
-        plan,
-        enable_prefix_caching=parts.cache.enable_prefix_caching,
-        enable_partial_page_reuse=parts.cache.enable_partial_page_reuse,
-        events=args.kv_events is not None,
+    scheduler, kv = make_scheduler(
+        parts.scheduler, parts.cache, plan, eos_ids=checkpoint.eos_ids, events=args.kv_events is not None
     )
-    stop = StopRules(checkpoint.eos_ids, parts.scheduler.max_model_len)
-    policy: Any = create_policy(args.scheduling_policy, parts.scheduler.policy_options)
     trace: TraceRecorder | None = None
     if args.record_trace is not None:
         header = Header(parts.scheduler, parts.cache, plan, tuple(sorted(checkpoint.eos_ids)))
@@ -314,7 +307,6 @@ def _core(
     kv_events: KVEventPublisher | None = None
     if args.kv_events is not None:
         kv_events = ZmqPublisher(args.kv_events, kinds_of(plan), number)
-    scheduler = Scheduler(parts.scheduler, kv, policy, stop)
     return CoreParts(executor=executor, scheduler=scheduler, kv=kv, trace=trace, kv_events=kv_events)
 
 

@@ -35,17 +35,19 @@ def shown(value: object) -> str:
 def _pieces(value: object) -> Iterator[str]:
     """`repr` in parts, each made when it is needed: aliases make a value of a small file too large to be written."""
     if isinstance(value, dict):
+        yield "{"
         for place, (key, item) in enumerate(cast("dict[Any, Any]", value).items()):
-            yield ", " if place else "{"
+            yield ", " if place else ""
             yield from _pieces(key)
             yield ": "
             yield from _pieces(item)
-        yield "}" if cast("dict[Any, Any]", value) else "{}"
+        yield "}"
     elif type(value) is list:
+        yield "["
         for place, item in enumerate(cast("list[Any]", value)):
-            yield ", " if place else "["
+            yield ", " if place else ""
             yield from _pieces(item)
-        yield "]" if value else "[]"
+        yield "]"
     else:
         yield repr(value)
 

@@ -76,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="default: the default model")
     parser.add_argument("--repetitions", type=int, default=3, help="of each measurement (%(default)s)")
     flags = parser.parse_args(argv)
+    if flags.repetitions < 1:
+        parser.error(f"repetitions={flags.repetitions}; accepted: at least 1")
     with tempfile.TemporaryDirectory() as folder:
         calibrations, loads = _measure_all(flags, Path(folder))
         cost = fit_table([step for path in calibrations for step in read_steps(path).steps])

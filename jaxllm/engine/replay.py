@@ -24,9 +24,8 @@ from jaxllm.engine.trace import (
 from jaxllm.engine.trace_file import read_trace
 from jaxllm.errors import ConfigError, EngineDead
 from jaxllm.memory.manager import KVManager
-from jaxllm.scheduler.registry import create_policy
+from jaxllm.scheduler.make import make_scheduler
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.stop import StopRules
 from jaxllm.types.step import Logprobs, PromptLogprobs, SchedulerOutput, StepOutput
 
 
@@ -74,14 +73,7 @@ def decided_by(header: Header) -> tuple[Scheduler, KVManager]:
     Raises:
         ConfigError: it needs a policy that is not here.
     """
-    config, cache = header.scheduler, header.cache
-    kv = KVManager(
-        header.kv_plan,
-        enable_prefix_caching=cache.enable_prefix_caching,
-        enable_partial_page_reuse=cache.enable_partial_page_reuse,
-    )
-    policy = create_policy(config.policy, config.policy_options)
-    return Scheduler(config, kv, policy, StopRules(frozenset(header.eos_ids), config.max_model_len)), kv
+    return make_scheduler(header.scheduler, header.cache, header.kv_plan, eos_ids=header.eos_ids)
 
 
 class _Differs(Exception):

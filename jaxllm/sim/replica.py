@@ -10,16 +10,13 @@ from jaxllm.config.engine import CacheConfig, SchedulerConfig
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.messages import AddRequest, StepDeltas, TokenDelta
 from jaxllm.engine.step_recorder import StepRecorder, StepTimes
-from jaxllm.memory.manager import KVManager
 from jaxllm.memory.plan import KVCachePlan, KVGroup
 from jaxllm.memory.spec import FullKV
-from jaxllm.scheduler.registry import create_policy
-from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.stop import StopRules
+from jaxllm.scheduler.make import make_scheduler
 from jaxllm.sim.clock import VirtualClock
 from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import SimulatedExecutor, TokenSource, any_token
-from jaxllm.sim.workload import Arrival, check_time
+from jaxllm.sim.workload import Arrival
 from jaxllm.types.profile import PHASES, StepProfile
 from jaxllm.types.request import FinishReason
 from jaxllm.types.sampling import SamplingParams
@@ -111,13 +108,7 @@ class Replica:
         plan = KVCachePlan((KVGroup((0,), FullKV(cache.page_size, 1, 1)),), cache.num_pages, cache.page_size)
         self.number = number
         self.clock = VirtualClock(start_s)
-        self.kv = KVManager(
-            plan,
-            enable_prefix_caching=cache.enable_prefix_caching,
-            enable_partial_page_reuse=cache.enable_partial_page_reuse,
-        )
-        policy = create_policy(config.policy, config.policy_options)
-        self.scheduler = Scheduler(config, self.kv, policy, StopRules(frozenset(), config.max_model_len))
+        self.scheduler, self.kv = make_scheduler(config, cache, plan)
         self.executor = SimulatedExecutor(cost, self.clock, host_s=setup.host_s, loads_kv=setup.loads_kv, tokens=tokens)
         self.core = EngineCore(
             self.executor,
@@ -140,7 +131,6 @@ class Replica:
 
     def put(self, arrival: Arrival) -> None:
         """A request that comes at its time, or now if that has passed."""
-        check_time(arrival.request_id, arrival.at_s)
         heapq.heappush(self._inbox, (arrival.at_s, self._num_put, arrival))
         self._num_put += 1
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.sim.cost import CostModel
 from jaxllm.sim.executor import TokenSource, any_token
 from jaxllm.sim.replica import Counts, EngineSetup, Replica, Served
-from jaxllm.sim.workload import Arrival, Workload, check_time
+from jaxllm.sim.workload import Arrival, Workload
 
 _PIECE_S = 10.0  # of simulated time, between two looks at the real one
 
@@ -65,8 +65,6 @@ class OneEngine:
         end_s = self._until_s + _PIECE_S
         if not replica.num_open and self._next is not None:
             end_s = max(end_s, self._next.at_s + _PIECE_S)
-        if self._next is not None:
-            check_time(self._next.request_id, self._next.at_s)
         while self._next is not None and self._next.at_s < end_s:
             replica.put(self._next)
             self._num_taken += 1

@@ -25,6 +25,10 @@ class Arrival:
     cache_salt: str | None = None
     session: str | None = None  # the conversation it belongs to
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError: see `check_time`."""
+        check_time(self.request_id, self.at_s)
+
     def without_prompt(self) -> Arrival:
         """The same with a prompt of no memory, which has the length and other tokens."""
         return replace(self, prompt_ids=cast("tuple[int, ...]", range(len(self.prompt_ids))))

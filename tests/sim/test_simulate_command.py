@@ -11,6 +11,7 @@ import pytest
 from jaxllm.cli import main
 from jaxllm.errors import ConfigError
 from jaxllm.sim.config import load_simulation
+from jaxllm.sim.linear import Linear
 
 GOOD = """\
 cost: {kind: constant, step_s: 0.01, token_s: 0.0001}
@@ -169,7 +170,8 @@ def test_aliases_cannot_make_a_message_without_end(tmp_path: Path) -> None:
 
 
 def test_numbers_may_have_an_exponent_alone(tmp_path: Path) -> None:
-    load_simulation(written(tmp_path, GOOD.replace("step_s: 0.01", "step_s: 1e-2")))
+    simulation = load_simulation(written(tmp_path, GOOD.replace("step_s: 0.01", "step_s: 1e-2")))
+    assert simulation.fleet.pools[0].cost == Linear(step_s=0.01, token_s=0.0001, source="constant")
 
 
 def test_a_checkpoint_knows_what_is_in_the_files_that_are_named(tmp_path: Path) -> None:
